@@ -32,13 +32,13 @@ class ByMemory(Router):
         self.executors.members[number].upload(handle, source)
 
     def join(self, numbers: Sequence[int]) -> None:
-        """They take turns from now on."""
+        """Let all executors take turns from now on."""
 
     def _turn(self) -> int:
         return self.executors.present[next(self._turns) % len(self.executors.present)]
 
     def _executor(self, op: Instruction) -> int:
-        """The executor of an op. The one that draws random numbers is always the same."""
+        """Return the executor of an op. All random ops run on one executor."""
         aliased = [op.inputs[i] for i in {*op.call.writes, *op.call.aliases} - {-1}]
         found = {self._homes[storage_of(value)] for value in aliased}
         if len(found) > 1:
@@ -73,7 +73,7 @@ class ByMemory(Router):
         return parts
 
     def _part(self, piece: Program, number: int, rest: dict[tuple[int, str], list[int]]) -> Part:
-        """A piece of the program on one executor. Copies of values from elsewhere are freed after it."""
+        """Return the part of the program for one executor. Copies of other executors' values are freed after it."""
         made, brings = set(), {}
         for op in piece.instructions():
             made.update(op.outputs)

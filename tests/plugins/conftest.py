@@ -30,13 +30,13 @@ def djinn_register_patterns():
 
 @pytest.fixture
 def pattern() -> Callable[[str], str]:
-    """Source of a plugin with one pattern of the given name."""
+    """Return the source of a plugin with one pattern of the given name."""
     return lambda name: PATTERN.format(name=name)
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder like site-packages, on the path during the test."""
+    """Return a folder like site-packages that is on the path during the test."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -47,7 +47,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def install(site: Path) -> Callable[..., None]:
-    """Install a plugin: a module, and the metadata of a distribution with its entry point."""
+    """Return a function that installs a plugin module and the metadata of a distribution with its entry point."""
 
     def install(name: str, source: str, distribution: str = "", version: str = "1.0", requires: str = "") -> None:
         distribution = distribution or f"djinn-{name}"
@@ -68,7 +68,7 @@ def install(site: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def installed_points(site: Path) -> Callable[[], list[importlib.metadata.EntryPoint]]:
-    """The entry points of what the test installed, and nothing else."""
+    """Return a function that returns the entry points of the plugins that the test installed."""
 
     def installed_points() -> list[importlib.metadata.EntryPoint]:
         found = importlib.metadata.distributions(path=[str(site)])
@@ -79,7 +79,7 @@ def installed_points(site: Path) -> Callable[[], list[importlib.metadata.EntryPo
 
 @pytest.fixture
 def module() -> Callable[[str, str], ModuleType]:
-    """A module made from source, which cannot be imported by name."""
+    """Return a function that makes a module from source. The module cannot be imported by name."""
 
     def module(name: str, source: str) -> ModuleType:
         made = ModuleType(name)
@@ -91,7 +91,7 @@ def module() -> Callable[[str, str], ModuleType]:
 
 @pytest.fixture
 def plugin_events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
-    """Structured events that the part `plugins` logged since the last call."""
+    """Return a function that returns the structured events of the logger `plugins` since its last call."""
 
     def plugin_events() -> list[dict[str, Any]]:
         records = [record for record in caplog.records if record.name == "djinn.plugins"]

@@ -39,10 +39,10 @@ Djinn = Callable[..., Any]
 
 
 @pytest.fixture
-def offer(site: Path) -> Callable[..., None]:
-    """Install a plugin that has commands."""
+def install_commands(site: Path) -> Callable[..., None]:
+    """Return a function that installs a plugin with commands."""
 
-    def offer(name: str, source: str, groups: tuple[str, ...] = ("djinn.commands",)) -> None:
+    def install_commands(name: str, source: str, groups: tuple[str, ...] = ("djinn.commands",)) -> None:
         (site / f"plugin_{name}.py").write_text(source)
         metadata = site / f"dist_{name}-1.0.dist-info"
         metadata.mkdir()
@@ -50,12 +50,12 @@ def offer(site: Path) -> Callable[..., None]:
         lines = [f"[{group}]\n{name} = plugin_{name}\n" for group in groups]
         (metadata / "entry_points.txt").write_text("\n".join(lines))
 
-    return offer
+    return install_commands
 
 
 @pytest.fixture
-def points(site: Path) -> Callable[[], list[Any]]:
-    """Entry points of what was installed in the test."""
+def command_points(site: Path) -> Callable[[], list[Any]]:
+    """Return a function that returns the entry points of commands that the test installed."""
     return lambda: [
         point
         for distribution in importlib.metadata.distributions(path=[str(site)])
@@ -65,14 +65,14 @@ def points(site: Path) -> Callable[[], list[Any]]:
 
 
 @pytest.fixture
-def found(points: Callable[[], list[Any]]) -> Callable[..., PluginCommands]:
-    """Commands of what was installed in the test."""
-    return lambda **selection: find_commands(Selection(**selection), COMMANDS, points())
+def find_installed(command_points: Callable[[], list[Any]]) -> Callable[..., PluginCommands]:
+    """Return a function that finds the commands that the test installed."""
+    return lambda **selection: find_commands(Selection(**selection), COMMANDS, command_points())
 
 
 @pytest.fixture
 def djinn(python: Any, site: Path, plain_environment: dict[str, str]) -> Djinn:
-    """Run the command `djinn` with what was installed in the test."""
+    """Return a function that runs the command `djinn` with the plugins that the test installed."""
 
     def djinn(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
@@ -83,8 +83,8 @@ def djinn(python: Any, site: Path, plain_environment: dict[str, str]) -> Djinn:
     return djinn
 
 
-def test_command_is_listed_without_pytorch(offer: Any, djinn: Djinn) -> None:
-    offer("world", COMMAND.format(name="world"))
+def test_command_is_listed_without_pytorch(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("world", COMMAND.format(name="world"))
     helped = djinn("--help")
     assert re.search(r"^  world +Greet the world\.$", helped.stdout, re.MULTILINE)
     assert (helped.returncode, helped.stderr) == (0, "")
@@ -93,8 +93,8 @@ def test_command_is_listed_without_pytorch(offer: Any, djinn: Djinn) -> None:
     assert "Did you mean 'world'?" in djinn("wrld").stderr
 
 
-def test_command_error_names_plugin(offer: Any, djinn: Djinn) -> None:
-    offer("world", COMMAND.format(name="world"))
+def test_command_error_names_plugin(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("world", COMMAND.format(name="world"))
     failed = djinn("world", "--fail")
     assert failed.returncode == 1
     (line,) = failed.stderr.splitlines()
@@ -114,11 +114,11 @@ def test_command_error_names_plugin(offer: Any, djinn: Djinn) -> None:
     assert "No such option" in unknown.stderr
 
 
-def test_duplicate_command_name_is_refused(offer: Any, found: Any) -> None:
-    offer("ant", COMMAND.format(name="greet"))
-    offer("bee", COMMAND.format(name="greet"))
-    offer("cow", COMMAND.format(name="serve"))
-    there = found()
+def test_duplicate_command_name_is_refused(install_commands: Any, find_installed: Any) -> None:
+    install_commands("ant", COMMAND.format(name="greet"))
+    install_commands("bee", COMMAND.format(name="greet"))
+    install_commands("cow", COMMAND.format(name="serve"))
+    there = find_installed()
     assert {name: row.name for name, row in there.owners.items()} == {"greet": "ant"}
     messages = [str(failure.error) for failure in there.failures]
     assert len(messages) == 2
@@ -128,18 +128,18 @@ def test_duplicate_command_name_is_refused(offer: Any, found: Any) -> None:
     assert taken in messages[1]
 
 
-def test_command_conflict_is_reported(offer: Any, djinn: Djinn) -> None:
-    offer("ant", COMMAND.format(name="greet"))
-    offer("bee", COMMAND.format(name="greet"))
+def test_command_conflict_is_reported(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("ant", COMMAND.format(name="greet"))
+    install_commands("bee", COMMAND.format(name="greet"))
     done = djinn("greet")
     assert done.stdout == "hello, greet\n"
     assert "plugin 'bee' (dist-bee 1.0) is refused" in done.stderr
 
 
-def test_failing_command_plugin_is_named(offer: Any, djinn: Djinn) -> None:
-    offer("world", COMMAND.format(name="world"))
-    offer("broken", "raise OSError('no wings')")
-    offer("vague", COMMAND.format(name="vague").replace("return [command]", "return [command.callback]"))
+def test_failing_command_plugin_is_named(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("world", COMMAND.format(name="world"))
+    install_commands("broken", "raise OSError('no wings')")
+    install_commands("vague", COMMAND.format(name="vague").replace("return [command]", "return [command.callback]"))
     helped = " ".join(djinn("--help").stdout.split())
     assert "Greet the world." in helped
     assert "plugin 'broken' (dist-broken 1.0) cannot be used: importing it raised OSError: no wings" in helped
@@ -149,8 +149,8 @@ def test_failing_command_plugin_is_named(offer: Any, djinn: Djinn) -> None:
     assert "importing it raised OSError: no wings" in missing
 
 
-def test_disable_setting_removes_commands(offer: Any, djinn: Djinn) -> None:
-    offer("world", COMMAND.format(name="world"))
+def test_disable_setting_removes_commands(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("world", COMMAND.format(name="world"))
     refused = djinn("world", DJINN_DISABLE="world").stderr
     assert "The setting `disable` disables the commands of world." in refused
     assert djinn("world", DJINN_PLUGINS="").stdout == "hello, world\n"
@@ -161,14 +161,14 @@ def test_configured_modules_may_have_commands(site: Path, djinn: Djinn) -> None:
     assert djinn("here", DJINN_PLUGINS="here_only,missing_one").stdout == "hello, here\n"
 
 
-def test_plugins_without_commands_are_not_imported(offer: Any, djinn: Djinn) -> None:
-    offer("world", COMMAND.format(name="world"))
-    offer("heavy", "print('imported')", groups=("djinn.patterns",))
+def test_plugins_without_commands_are_not_imported(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("world", COMMAND.format(name="world"))
+    install_commands("heavy", "print('imported')", groups=("djinn.patterns",))
     assert djinn("world").stdout == "hello, world\n"
     assert "imported" not in djinn("--help").stdout
 
 
-def test_help_ignores_invalid_settings(offer: Any, djinn: Djinn) -> None:
-    offer("world", COMMAND.format(name="world"))
+def test_help_ignores_invalid_settings(install_commands: Any, djinn: Djinn) -> None:
+    install_commands("world", COMMAND.format(name="world"))
     assert "Greet the world." in djinn("--help", DJINN_THREADS="x").stdout
     assert "must be a whole number" in djinn("world", DJINN_THREADS="x").stderr

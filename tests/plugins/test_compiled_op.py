@@ -21,7 +21,7 @@ KEPT = ROOT / "build" / "custom-op-guide"  # as other compiled libraries: made a
 
 
 def write(path, text):
-    """Write a file, unless it has this text already: ninja goes by the times of files."""
+    """Write a file unless it has this text. ninja compares modification times."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
@@ -42,7 +42,7 @@ def _run(python, plain_environment):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """The package that steps 1 to 6 make; kept where it was made by an earlier run."""
+    """Return the package that steps 1 to 6 make. Later runs reuse it."""
     rendered = render("my-kernels", "operators", tmp_path_factory.mktemp("guide"))
     (rendered / "tests" / "test_my_kernels.py").unlink(missing_ok=True)
     (rendered / "tests" / "test_example.py").unlink(missing_ok=True)

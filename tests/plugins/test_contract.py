@@ -15,17 +15,17 @@ from djinn_core.registry.kinds import KINDS, Kind
 KIND = {kind.name: kind for kind in KINDS}
 
 
-def made(base: type, **members: Any) -> Any:
-    """An object of a class that derives from `base`; a member that is None is left out."""
+def make_member(base: type, **members: Any) -> Any:
+    """Return an instance of a subclass of `base` with these members. Members that are None are left out."""
     return type("Made", (base,), {name: value for name, value in members.items() if value is not None})()
 
 
 def pattern(**members: Any) -> Any:
     sound = {"name": "sound", "operations": frozenset({"mm"}), "match": lambda self, graph, candidates: []}
-    return made(Pattern, **(sound | members))
+    return make_member(Pattern, **(sound | members))
 
 
-def test_valid_object_passes() -> None:
+def test_valid_plugin_object_passes() -> None:
     assert object_problem(pattern(), KIND["patterns"]) == ""
     assert object_problem(pattern(match=lambda self, graph, candidates, deep=False: []), KIND["patterns"]) == ""
 
@@ -44,9 +44,9 @@ def test_invalid_member_is_named(members: dict[str, Any], message: str) -> None:
     assert message in object_problem(pattern(**members), KIND["patterns"])
 
 
-def test_attribute_of_union_type() -> None:
+def test_plugin_attribute_may_have_union_type() -> None:
     def policy(**members: Any) -> Any:
-        return made(PlacementPolicy, name="made", place=lambda self, context: None, **members)
+        return make_member(PlacementPolicy, name="made", place=lambda self, context: None, **members)
 
     assert object_problem(policy(), KIND["placement_policies"]) == ""
     assert object_problem(policy(preference=3), KIND["placement_policies"]) == ""

@@ -23,7 +23,7 @@ assert 0 < after["free"] <= after["total"]
 
 
 def test_memory_figures_follow_process_memory(python, plain_environment) -> None:
-    """In a process of its own: what the suite freed before would be handed out again."""
+    """Run in a new process, because the allocator would reuse memory that the suite freed."""
     done = python.run("-c", MEMORY, env=plain_environment)
     assert done.returncode == 0, done.stderr
 

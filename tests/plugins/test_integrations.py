@@ -35,7 +35,7 @@ print(a_library.part.device, file=sys.stderr)
 
 @pytest.fixture
 def install(tmp_path):
-    """Install the library, and a plugin for it with a body of `adapt`; or with other source altogether."""
+    """Return a function that installs the library and a plugin for it, with a body of `adapt` or with other source."""
 
     def install(adapt=TELL, *, library="a_library", source=PLUGIN):
         (tmp_path / "a_library").mkdir()
@@ -53,7 +53,7 @@ def install(tmp_path):
 
 @pytest.fixture
 def run(python, plain_environment, tmp_path):
-    """Run a program beside what is installed; returns what it has said."""
+    """Return a function that runs a program with the installed plugins and returns its standard error."""
 
     def run(code="", *, before="", **variables):
         environ = plain_environment | {

@@ -52,7 +52,7 @@ def djinn_register_patterns():
 TEMPLATE = Path(__file__).parents[2] / "templates" / "plugin"
 
 
-def opened(installed_points, kinds=CLIENT_KINDS, **selection):
+def open_installed(installed_points, kinds=CLIENT_KINDS, **selection):
     return open_registry(
         Selection(**selection), builtins=builtin_plugins(), kinds=kinds, entry_points=installed_points()
     )
@@ -62,10 +62,10 @@ def names(objects):
     return {one.name for one in objects}
 
 
-def test_kinds_are_loaded_lazily(install, installed_points, pattern):
+def test_plugin_kinds_are_loaded_lazily(install, installed_points, pattern):
     install("late", pattern("late"))
     install("watching", BOTH.replace("both", "watching"))
-    registry = opened(installed_points)
+    registry = open_installed(installed_points)
     assert "plugin_djinn_late" not in sys.modules
     assert names(registry.observers) == {"watching_watcher"}
     assert "plugin_djinn_watching" in sys.modules
@@ -77,10 +77,10 @@ def test_kinds_are_loaded_lazily(install, installed_points, pattern):
     assert registry.patterns is registry.patterns
 
 
-def test_late_failure_warns_once(install, installed_points, pattern, plugin_events):
+def test_failure_in_lazily_loaded_kind_warns_once(install, installed_points, pattern, plugin_events):
     install("both", BOTH.replace("return [Nothing()]", "raise ValueError('no patterns today')"))
     install("sound", pattern("sound"))
-    registry = opened(installed_points)
+    registry = open_installed(installed_points)
     assert names(registry.observers) == {"both_watcher"}
     assert plugin_events() == []
     assert names(registry.patterns) == {"sound"}
@@ -97,15 +97,15 @@ def test_late_failure_warns_once(install, installed_points, pattern, plugin_even
 def test_requested_plugin_fails_at_once(install, installed_points, selection):
     install("both", BOTH.replace("return [Nothing()]", "raise ValueError('no patterns today')"))
     with pytest.raises(PluginError, match="no patterns today"):
-        opened(installed_points, **selection)
+        open_installed(installed_points, **selection)
 
 
 def test_plugin_name_selects_all_its_kinds(install, installed_points, pattern):
     install("both", BOTH)
     install("other", pattern("other"))
-    chosen = opened(installed_points, plugins=("both",))
+    chosen = open_installed(installed_points, plugins=("both",))
     assert (names(chosen.observers), names(chosen.patterns)) == ({"both_watcher"}, {"both_pattern"})
-    left = opened(installed_points, disable=frozenset({"both"}))
+    left = open_installed(installed_points, disable=frozenset({"both"}))
     assert (names(left.observers), names(left.patterns)) == (set(), {"other"})
     assert {row.name: row.status for row in left.rows if row.name == "both"} == {"both": "disabled"}
 
@@ -113,13 +113,13 @@ def test_plugin_name_selects_all_its_kinds(install, installed_points, pattern):
 def test_name_of_two_distributions_is_refused(install, installed_points, pattern):
     install("twice", pattern("twice"), distribution="ant")
     install("twice", BOTH.replace("djinn_register_patterns", "nothing"), distribution="bee")
-    registry = opened(installed_points)
+    registry = open_installed(installed_points)
     assert names(registry.patterns) == {"twice"}
     assert registry.observers == ()
     (error,) = [row.error for row in registry.rows if row.status == "failed"]
     assert "'twice' is taken twice: plugin 'twice' (ant 1.0) has it, plugin 'twice' (bee 1.0) is refused" in error
     with pytest.raises(PluginError, match=r"ant 1\.0 and bee 1\.0 both offer it"):
-        opened(installed_points, plugins=("twice",))
+        open_installed(installed_points, plugins=("twice",))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_other_entry_point_groups_are_ignored(install, installed_points, site):
 
 @pytest.fixture(params=sorted(EVERY_KIND))
 def example(request, monkeypatch):
-    """The plugin that `djinn plugins new` writes for a kind, and the kind."""
+    """Return the plugin that `djinn plugins new` writes for a kind, and the kind."""
     kind = next(one for one in KINDS if one.name == request.param)
     own = TEMPLATE / "kinds" / kind.name
     monkeypatch.syspath_prepend(own if (own / "djinn_example").exists() else TEMPLATE)
@@ -161,7 +161,7 @@ def example(request, monkeypatch):
         del sys.modules[name]
 
 
-def loaded(module, kind):
+def load_kind(module, kind):
     registry = load_registry(Selection(plugins=(module,)), builtins={}, entry_points=[], kinds={kind.name})
     return getattr(registry, kind.name)
 
@@ -173,32 +173,32 @@ def test_new_member_with_default_keeps_plugins_valid(example, monkeypatch):
         kind.base, "__annotations__", {**vars(kind.base).get("__annotations__", {}), "came_later": "int"}
     )
     monkeypatch.setattr(kind.base, "asked_later", lambda self: "as before", raising=False)
-    (one,) = loaded(module, kind)
+    (one,) = load_kind(module, kind)
     assert (one.came_later, one.asked_later()) == (3, "as before")
 
 
-def test_api_version_compatibility(example, monkeypatch):
+def test_plugins_of_compatible_api_versions_load(example, monkeypatch):
     module, kind = example
     major, minor = map(int, API_VERSION.split("."))
     monkeypatch.setattr(contract, "API_VERSION", f"{major}.{minor + 1}")
-    assert loaded(module, kind)
+    assert load_kind(module, kind)
     monkeypatch.setattr(contract, "API_VERSION", f"{major + 1}.0")
     with pytest.raises(
         PluginError,
         match=rf"version {major}\.{minor}, and this Djinn has version {major + 1}\.0\. Install a newer version of the plugin",
     ):
-        loaded(module, kind)
+        load_kind(module, kind)
     monkeypatch.setattr(contract, "API_VERSION", API_VERSION)
     monkeypatch.setattr(module, "djinn_api_version", f"{major}.{minor + 1}")
     with pytest.raises(
         PluginError,
         match=rf"version {major}\.{minor + 1}, and this Djinn has version {major}\.{minor}\. Install a newer Djinn",
     ):
-        loaded(module, kind)
+        load_kind(module, kind)
 
 
 def lines_of_code(text):
-    """Count the lines of a module that are neither blank nor comments nor docstrings."""
+    """Return the number of lines that are neither blank nor comments nor docstrings."""
     outside = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     lines = {line for one in tokens if one.type not in outside for line in range(one.start[0], one.end[0] + 1)}

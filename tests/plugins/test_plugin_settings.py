@@ -53,7 +53,7 @@ def djinn_register_patterns(settings):
 
 @pytest.fixture
 def registry_of(install, installed_points):
-    """The registry with the plugin `kv_rows` and what the settings say."""
+    """Return a function that opens the registry with the plugin `kv_rows` and with these settings."""
     install("kv_rows", SETTINGS_PLUGIN)
 
     def registry_of(environ=None, file=None, **overrides):
@@ -83,7 +83,7 @@ def rows_of(registry):
     return pattern.rows, {row.name: (row.value, row.origin) for row in registry.plugin_settings}["plugins.kv_rows.rows"]
 
 
-def test_precedence_of_plugin_setting_sources(registry_of, file):
+def test_plugin_setting_sources_have_documented_precedence(registry_of, file):
     path = file("[plugins.kv_rows]\nrows = 5\n")
     environ = {"DJINN_PLUGIN_KV_ROWS_ROWS": "6"}
     given = {"kv_rows": {"rows": 7}}
@@ -93,7 +93,7 @@ def test_precedence_of_plugin_setting_sources(registry_of, file):
     assert rows_of(registry_of(environ, path, plugin_settings=given)) == (7, ("7", "argument"))
 
 
-def test_plugin_names_beside_setting_tables(registry_of, file):
+def test_plugins_table_may_have_names_and_setting_tables(registry_of, file):
     path = file('[plugins]\nnames = ["kv_rows"]\n[plugins.kv_rows]\nrows = 5\n')
     assert resolve({}, {}, path).settings.plugins == ("kv_rows",)
     assert rows_of(registry_of(file=path))[0] == 5
@@ -153,8 +153,8 @@ def test_plugin_without_settings_refuses_values():
         )
 
 
-class Declaring:
-    """A plugin that declares `declared`."""
+class DeclaringPlugin:
+    """A plugin whose settings class is `declared`."""
 
     name = "declaring"
     djinn_api_version = "2.0"
@@ -169,8 +169,8 @@ class Declaring:
         return []
 
 
-def loaded(declared, **given):
-    plugin = Declaring(declared)
+def load_settings(declared, **given):
+    plugin = DeclaringPlugin(declared)
     settings = Settings(plugin_settings={"declaring": given})
     chosen = Selection((plugin,), plugin_settings=settings.plugin_settings)
     load_registry(chosen, builtins={}, kinds={"patterns"})
@@ -179,7 +179,7 @@ def loaded(declared, **given):
 
 @attrs.frozen
 class EveryType:
-    """One setting of each type."""
+    """A settings class with one setting of each type."""
 
     flag: bool = False
     share: float = 0.5
@@ -190,23 +190,23 @@ class EveryType:
 
 
 def test_setting_types_are_parsed():
-    text = loaded(EveryType, flag="yes", share="0.25", file="~/x", names="a,b", way="small", even="4")
+    text = load_settings(EveryType, flag="yes", share="0.25", file="~/x", names="a,b", way="small", even="4")
     assert text == EveryType(True, 0.25, Path("~/x").expanduser(), ("a", "b"), "small", 4)
-    assert loaded(EveryType, flag=True, share=1, file="", names=["a"]) == EveryType(True, 1.0, None, ("a",))
+    assert load_settings(EveryType, flag=True, share=1, file="", names=["a"]) == EveryType(True, 1.0, None, ("a",))
     with pytest.raises(ConfigurationError, match="must be 'fast' or 'small', and not 'slow'"):
-        loaded(EveryType, way="slow")
+        load_settings(EveryType, way="slow")
 
 
 @attrs.frozen
 class WithoutDefault:
-    """Cannot be made from nothing."""
+    """A settings class that cannot be constructed without arguments."""
 
     rows: int
 
 
 @attrs.frozen
 class OfAnOddType:
-    """A type that no text is read as."""
+    """A settings class with a type that cannot be parsed from text."""
 
     rows: complex = 1j
 
@@ -217,7 +217,7 @@ class OfAnOddType:
 )
 def test_unsupported_settings_class_raises(declared, said):
     with pytest.raises(PluginError, match=said):
-        loaded(declared)
+        load_settings(declared)
 
 
 def test_doctor_shows_plugin_settings(tmp_path):

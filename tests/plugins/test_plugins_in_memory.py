@@ -94,8 +94,8 @@ def djinn_register_compilers():
 """
 
 
-def use(plugin: ModuleType) -> None:
-    """Run something on the device that each object of the plugin has a part in."""
+def use_plugin(plugin: ModuleType) -> None:
+    """Run a program that calls each object of the plugin."""
     linear = torch.nn.Linear(4, 4).to(REMOTE)
     with torch.no_grad():
         for _ in range(9):  # a tiny program is planned when it comes for the ninth time
@@ -110,7 +110,7 @@ def use(plugin: ModuleType) -> None:
 
 @pytest.fixture(params=["embedded", "server"])
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Settings for an executor of this program's own, and for a server."""
+    """Return settings for an own executor, and for a server."""
     if request.param == "embedded":
         return {"threads": 1}
     serving = request.getfixturevalue("serving")
@@ -122,7 +122,7 @@ def test_client_plugin_object_stays_in_client(settings: dict[str, Any], module: 
     plugin = module("made_in_memory", AT_CLIENTS)
     with configured(plugins=["tcp", plugin], **settings):
         djinn.init()
-        use(plugin)
+        use_plugin(plugin)
 
 
 def test_executor_plugin_object_is_refused(settings: dict[str, Any], module: Make) -> None:
@@ -143,7 +143,7 @@ def test_inline_executor_accepts_plugin_object(module: Make) -> None:
     plugin = module("made_in_memory", AT_CLIENTS + AT_EXECUTORS)
     with configured(plugins=["compiled", plugin], executor="inline", compilers="latest", threads=1):
         djinn.init()
-        use(plugin)
+        use_plugin(plugin)
 
 
 def test_client_part_of_mixed_plugin_object_works(serving: Any, module: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +151,7 @@ def test_client_part_of_mixed_plugin_object_works(serving: Any, module: Make, ca
     url = next(url for url in serving.urls if url.startswith("tcp"))
     with configured(plugins=["tcp", plugin], servers=[url], token=serving.token, disable=SERVED):
         djinn.init()
-        use(plugin)
+        use_plugin(plugin)
     (warned,) = [record.djinn for record in caplog.records if "for servers" in record.getMessage()]
     assert warned["hooks"] == ["djinn_register_compilers"]
     assert warned["plugin"] == "'made_in_memory'"
@@ -167,8 +167,8 @@ def test_module_from_file_is_loaded_by_executors(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def by_path(tmp_path: Path) -> Iterator[ModuleType]:
-    """A module whose file no import finds."""
+def module_by_path(tmp_path: Path) -> Iterator[ModuleType]:
+    """Return a module whose file cannot be imported by name."""
     file = tmp_path / "by_path.py"
     file.write_text("djinn_api_version = '2.0'")
     spec = importlib.util.spec_from_file_location("by_path", file)
@@ -181,10 +181,10 @@ def by_path(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules["by_path"]
 
 
-def test_importable_module_names(by_path: ModuleType) -> None:
+def test_importable_module_may_be_named(module_by_path: ModuleType) -> None:
     main, impostor, nested = sys.modules["__main__"], ModuleType("json"), importlib.import_module("json.decoder")
     assert names_for_executors(("tcp", pytest, json, nested)) == ("tcp", "pytest", "json", "json.decoder")
-    assert names_for_executors((main, object(), impostor, by_path, ModuleType("json.none"), "tcp")) == ("tcp",)
+    assert names_for_executors((main, object(), impostor, module_by_path, ModuleType("json.none"), "tcp")) == ("tcp",)
     assert names_for_executors(None) is None
     check_for_servers(None)
 

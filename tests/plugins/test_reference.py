@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[2]
 
 
 def classes(kind: Kind) -> Iterator[type]:
-    """Base and value classes in the module of a kind's hook."""
+    """Return the base and value classes in the module of a kind's hook."""
     for item in vars(kind.specification).values():
         if inspect.isclass(item) and item.__module__ == kind.specification.__name__:
             yield item
 
 
 def values() -> Iterator[type]:
-    """Value classes in `djinn.planning`, which belong to no single kind."""
+    """Return the value classes of `djinn.planning`, which belong to no single kind."""
     face = importlib.import_module("djinn.planning")
     for name in face.__all__:
         item = getattr(face, name)
@@ -41,10 +41,7 @@ def values() -> Iterator[type]:
 
 
 def undescribed(item: type) -> set[str]:
-    """Members without a description.
-
-    A method needs a docstring. An attribute needs a mention in the class docstring or a type with a docstring of its own.
-    """
+    """Return the members that have no description."""
     text = inspect.getdoc(item) or ""
     types = (
         {field.name: field.type for field in attrs.fields(item)} if attrs.has(item) else inspect.get_annotations(item)
@@ -103,7 +100,7 @@ def test_kind_classes_are_exported() -> None:
 
 
 def test_observed_events_match_code() -> None:
-    """Events of clients: in the suite and in the code."""
+    """Compare events of clients that occur in the suite with those in the code."""
     told: dict[str, set[str]] = {}
     paths = (path for folder in ("djinn_client/runtime", "plugins") for path in (ROOT / folder).rglob("*.py"))
     sources = (path.read_text(encoding="utf-8") for path in paths if "tests" not in path.parts)

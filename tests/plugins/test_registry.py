@@ -161,7 +161,7 @@ def test_selection_adds_named_plugins_to_built_in(
     }
 
 
-def test_plugin_instance() -> None:
+def test_plugin_instance_is_registered() -> None:
     from djinn.hooks import Observer, hookimpl
 
     class Watcher(Observer):
@@ -182,7 +182,7 @@ def test_plugin_instance() -> None:
         load_registry(Selection(plugins=(Watcher,)), builtins={}, entry_points=[])
 
 
-def test_unhashable_plugin_object() -> None:
+def test_unhashable_plugin_object_is_registered() -> None:
     class Equal:
         name = "equal"
         djinn_api_version = API_VERSION
@@ -234,7 +234,7 @@ def test_broken_plugin_warns_once(
     assert [(entry["level"], entry["plugin"]) for entry in plugin_events()] == [("WARNING", "broken")]
 
 
-def test_broken_plugin_of_other_release_names_it(install: Install, installed_points: Offered) -> None:
+def test_error_of_broken_plugin_names_its_other_release(install: Install, installed_points: Offered) -> None:
     install("broken", "from djinn import what_comes_later", version="26.99.0")
     registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
     assert "djinn-broken 26.99.0 belongs to another release than djinn 26." in error(registry, "broken")
@@ -273,7 +273,7 @@ def test_requested_broken_plugin_raises(install: Install, installed_points: Offe
         load_registry(Selection(), builtins={"own": module("own", "")}, entry_points=[])
 
 
-def test_duplicate_plugin_name(
+def test_duplicate_plugin_name_is_refused(
     install: Install, installed_points: Offered, pattern: Source, plugin_events: Logged
 ) -> None:
     install("attention", pattern("attention"), distribution="djinn-attention", version="26.11.0")
@@ -289,7 +289,7 @@ def test_duplicate_plugin_name(
         load_registry(Selection(plugins=("attention",)), builtins={}, entry_points=installed_points())
 
 
-def test_duplicate_pattern_name(install: Install, installed_points: Offered, pattern: Source) -> None:
+def test_duplicate_pattern_name_is_refused(install: Install, installed_points: Offered, pattern: Source) -> None:
     install("ant", pattern("attention"))
     install("bee", pattern("attention"))
     registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
@@ -360,7 +360,9 @@ def test_specific_cost_models_come_first(module: Make) -> None:
     assert [model.name for model in registry.cost_models] == ["z-mm", "a-mm", "z-general", "a-general"]
 
 
-def test_concurrent_loading(install: Install, installed_points: Offered, module: Make, pattern: Source) -> None:
+def test_concurrent_loading_imports_plugins_once(
+    install: Install, installed_points: Offered, module: Make, pattern: Source
+) -> None:
     install("ant", pattern("ant"))
     nested = module(
         "nested",

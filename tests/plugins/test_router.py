@@ -32,8 +32,8 @@ class TestRouter(RouterConformance):
 
 
 @pytest.fixture(params=[2, 1], ids=["from the beginning", "when one joins"])
-def two(request):
-    """Two executors, from the beginning or after the second has joined."""
+def value_on_both(request):
+    """Yield a value on two executors, which start together or one after the other."""
     djinn.shut_down()
     djinn.configure(plugins=[by_memory], router="by_memory", executors=request.param)
     djinn.init()
@@ -56,7 +56,7 @@ def test_router_file_imports_djinn_only():
     assert {name for name in imported if name.startswith("djinn")} == {"djinn.hooks", "djinn.planning"}
 
 
-def trained(first, second):
+def train(first, second):
     torch.manual_seed(0)
     layers = [torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)]
     x = torch.randn(5, 8)
@@ -72,14 +72,14 @@ def trained(first, second):
     return [*losses, *[p.detach().cpu() for layer in layers for p in layer.parameters()]]
 
 
-def test_model_over_two_executors_trains(two):
-    for here, there in zip(trained("cpu", "cpu"), trained(ONE, OTHER), strict=True):
+def test_model_over_two_executors_trains_as_on_cpu(value_on_both):
+    for here, there in zip(train("cpu", "cpu"), train(ONE, OTHER), strict=True):
         torch.testing.assert_close(there, here)
     for number in (1, 2):
         assert figures(open_session().router, number)["submissions"] > 0
 
 
-def test_values_are_placed_and_freed(two):
+def test_values_are_placed_and_freed(value_on_both):
     router = open_session().router
     before = [figures(executor)["values"] for executor in open_session().executors.current]
     one, other = torch.ones(3, 4).to(BOTH), torch.full((4, 2), 2.0).to(BOTH)
@@ -89,7 +89,7 @@ def test_values_are_placed_and_freed(two):
     view.add_(1)
     assert (one @ other).tolist() == [[12.0, 12.0]] * 3
     assert product.tolist() == [[8.0, 8.0]] * 3
-    assert two.sum().item() == 15
+    assert value_on_both.sum().item() == 15
     djinn.synchronize()
     held = [figures(executor)["values"] for executor in open_session().executors.current]
     assert [now - then for now, then in zip(held, before, strict=True)] == [2, 2]
@@ -99,7 +99,7 @@ def test_values_are_placed_and_freed(two):
     assert router.topology() is None
 
 
-def test_value_is_copied_again_while_its_first_reader_waits(two):
+def test_value_is_copied_again_while_its_first_reader_waits(value_on_both):
     one, other = torch.ones(3, 4).to(BOTH), torch.full((4, 2), 2.0).to(BOTH)
     busy = torch.eye(1500).to((ONE, OTHER)[open_session().router.home(storage_of(one.remote.handle))])
     for _ in range(6):
@@ -112,7 +112,7 @@ def test_value_is_copied_again_while_its_first_reader_waits(two):
     assert busy.trace().item() == 1500
 
 
-def test_failure_is_raised_at_fetch(two):
+def test_failure_on_other_executor_is_raised_at_fetch(value_on_both):
     table = torch.zeros(4, 2).to(OTHER)
     found = table[torch.tensor([9]).to(OTHER)]
     with pytest.raises(IndexError):

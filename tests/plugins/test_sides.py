@@ -48,8 +48,8 @@ LACKING = {
 
 
 @pytest.fixture
-def without(tmp_path, plain_environment):
-    """Return the environment of a process that lacks packages."""
+def environment_without(tmp_path, plain_environment):
+    """Return a function that returns the environment of a process in which packages are missing."""
 
     def environment(missing):
         (tmp_path / "sitecustomize.py").write_text(f"MISSING = {missing}\n{MISSING}")
@@ -61,10 +61,12 @@ def without(tmp_path, plain_environment):
 @pytest.mark.parametrize(
     ("side", "kinds"), [("client", CLIENT_KINDS), ("executor", EXECUTOR_KINDS), ("gateway", GATEWAY_KINDS)]
 )
-def test_plugins_load_without_package_of_other_side(without, side, kinds):
+def test_plugins_load_without_package_of_other_side(environment_without, side, kinds):
     there = {kind.name for kind in KINDS if kind.name in kinds and kind.package not in LACKING[side]}
     command = [sys.executable, "-c", LOADING, *sorted(there)]
-    done = subprocess.run(command, env=without(LACKING[side]), capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, env=environment_without(LACKING[side]), capture_output=True, text=True, timeout=100, check=False
+    )
     assert not done.returncode, done.stderr
     rows = json.loads(done.stdout)
     points = [point for kind in there for point in entry_points(group=f"djinn.{kind}")]
@@ -76,8 +78,10 @@ def test_plugins_load_without_package_of_other_side(without, side, kinds):
     assert {name: row for name, row in rows.items() if name in installed and row[0] != "active"} == {}
 
 
-def test_server_without_djinn_client_runs_layouts(without, tmp_path):
-    server = start_server(fresh_python, tmp_path, "--threads", "1", env=without({"djinn_client", "djinn_native"}))
+def test_server_without_djinn_client_runs_layouts(environment_without, tmp_path):
+    server = start_server(
+        fresh_python, tmp_path, "--threads", "1", env=environment_without({"djinn_client", "djinn_native"})
+    )
     try:
         with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
             djinn.init()

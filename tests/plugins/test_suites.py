@@ -100,8 +100,8 @@ class TestSequential(testing.SchedulerConformance):
         return Sequential()
 
 
-def made(*bases: type, **members: Any) -> Any:
-    """An object with these members; functions become methods."""
+def make_plugin(*bases: type, **members: Any) -> Any:
+    """Return an object with these members. Functions become methods."""
     return type("Made", bases, {"name": "made"} | members)()
 
 
@@ -111,22 +111,22 @@ def expect_failure(check: Callable[[], None], message: str) -> None:
     assert message in str(caught.value)
 
 
-def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
+def make_pattern(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
     def match(self: Any, graph: Any, candidates: Any) -> list[PatternMatch]:
         facts = {"pattern": "made", "confidence": 0.9, "reason": "so", "nodes": nodes(candidates)} | fields
         return [PatternMatch(**facts)] if candidates else []
 
-    return made(Pattern, operations=frozenset({"mm"}), match=match)
+    return make_plugin(Pattern, operations=frozenset({"mm"}), match=match)
 
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        (matching(lambda candidates: (999,)), "nodes that the graph does not have"),
-        (matching(lambda candidates: (candidates[0].id,), pattern="other"), "`pattern` of a match is 'other'"),
-        (matching(lambda candidates: (candidates[0].id,), reason=""), "a match has no reason"),
-        (matching(lambda candidates: (candidates[0].id + 1,)), "a match has none of ['mm']"),
-        (matching(lambda candidates: (candidates[-1].id, candidates[0].id)), "not in order"),
+        (make_pattern(lambda candidates: (999,)), "nodes that the graph does not have"),
+        (make_pattern(lambda candidates: (candidates[0].id,), pattern="other"), "`pattern` of a match is 'other'"),
+        (make_pattern(lambda candidates: (candidates[0].id,), reason=""), "a match has no reason"),
+        (make_pattern(lambda candidates: (candidates[0].id + 1,)), "a match has none of ['mm']"),
+        (make_pattern(lambda candidates: (candidates[-1].id, candidates[0].id)), "not in order"),
     ],
 )
 def test_suite_catches_invalid_matches(pattern: Any, message: str) -> None:
@@ -135,24 +135,26 @@ def test_suite_catches_invalid_matches(pattern: Any, message: str) -> None:
 
 def test_suite_catches_invalid_patterns() -> None:
     suite = testing.PatternConformance()
-    spelt = made(Pattern, operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
+    spelt = make_plugin(Pattern, operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
     expect_failure(lambda: suite.test_pattern_has_every_member(spelt), "names without namespace")
     expect_failure(
-        lambda: suite.test_pattern_has_every_member(made(match=1)), "derive its class from djinn.hooks.Pattern"
+        lambda: suite.test_pattern_has_every_member(make_plugin(match=1)), "derive its class from djinn.hooks.Pattern"
     )
-    blind = made(Pattern, operations=frozenset({"mm"}), match=lambda self, graph, candidates: [])
+    blind = make_plugin(Pattern, operations=frozenset({"mm"}), match=lambda self, graph, candidates: [])
     expect_failure(
         lambda: suite.test_expected_graphs_are_matched(blind, {"mlp": GRAPHS["perceptron"]}),
         "does not match the graph 'mlp'",
     )
     calls: list[int] = []
 
-    def fickle(self: Any, graph: Any, candidates: Any) -> list[PatternMatch]:
+    def match_with_new_reason(self: Any, graph: Any, candidates: Any) -> list[PatternMatch]:
         calls.append(1)
         return [PatternMatch("made", (candidates[0].id,), 0.5, f"call {len(calls)}")]
 
     expect_failure(
-        lambda: suite.test_match_is_deterministic(made(Pattern, operations=frozenset({"mm"}), match=fickle), GRAPHS),
+        lambda: suite.test_match_is_deterministic(
+            make_plugin(Pattern, operations=frozenset({"mm"}), match=match_with_new_reason), GRAPHS
+        ),
         "different matches",
     )
 
@@ -161,7 +163,7 @@ def test_suite_catches_invalid_cost_models() -> None:
     suite = testing.CostModelConformance()
 
     def model(estimate: Callable[..., Any]) -> Any:
-        return made(CostModel, estimate=estimate)
+        return make_plugin(CostModel, estimate=estimate)
 
     negative = model(lambda self, graph, node, device: CostEstimate(1.0, 0, 0, -1.0))
     expect_failure(lambda: suite.test_estimates_are_finite_and_deterministic(negative, GRAPHS), "negative")
@@ -174,8 +176,8 @@ def test_suite_catches_invalid_cost_models() -> None:
     expect_failure(lambda: suite.test_more_work_costs_no_less(shrinking), "larger tensors have a shorter time")
 
 
-def optimizing(rewrite: Callable[[Any], Rewrite], **members: Any) -> Any:
-    return made(
+def make_optimization(rewrite: Callable[[Any], Rewrite], **members: Any) -> Any:
+    return make_plugin(
         Optimization,
         optimize=lambda self, context: OptimizationResult("made", True, "so", rewrite(context)),
         **members,
@@ -194,11 +196,11 @@ def test_suite_catches_result_changing_optimizations() -> None:
         "is still used": lambda context: first_of(context, lambda node: node.operation == "mm"),
     }
     for message, rewrite in cases.items():
-        expect_failure(lambda: suite.test_rewrites_are_legal(optimizing(rewrite), GRAPHS), message)  # noqa: B023
-    unused = optimizing(lambda context: first_of(context, lambda node: node.operation == "neg"))
+        expect_failure(lambda: suite.test_rewrites_are_legal(make_optimization(rewrite), GRAPHS), message)  # noqa: B023
+    unused = make_optimization(lambda context: first_of(context, lambda node: node.operation == "neg"))
     suite.test_rewrites_are_legal(unused, GRAPHS)
     expect_failure(lambda: suite.test_rewrites_keep_held_values(unused, GRAPHS), "the client still holds")
-    itself = optimizing(lambda context: Rewrite(), after=frozenset({"made"}))
+    itself = make_optimization(lambda context: Rewrite(), after=frozenset({"made"}))
     expect_failure(lambda: suite.test_optimization_has_every_member(itself), "its own name")
 
 
@@ -207,8 +209,8 @@ def programs() -> Any:
     return testing.sample_programs()
 
 
-def substituting(operation: str, compute: Callable[..., torch.Tensor], applied: bool = True) -> Any:
-    """An optimization that computes each `operation` with other code."""
+def make_substitution(operation: str, compute: Callable[..., torch.Tensor], applied: bool = True) -> Any:
+    """Return an optimization that computes each `operation` with other code."""
 
     def rewrite(context: Any) -> Rewrite:
         nodes = [context.graph.nodes[i] for i in context.graph.by_op.get(operation, ())] if applied else []
@@ -247,15 +249,15 @@ def test_suite_catches_result_changing_substitutions(
     programs: Any, operation: str, right: Any, wrong: Any, message: str
 ) -> None:
     suite = testing.OptimizationConformance()
-    suite.test_rewrites_are_legal(substituting(operation, wrong), GRAPHS)  # no rule is broken
+    suite.test_rewrites_are_legal(make_substitution(operation, wrong), GRAPHS)  # no rule is broken
     expect_failure(
-        lambda: suite.test_rewritten_program_computes_equal_results(substituting(operation, wrong), {}, programs),
+        lambda: suite.test_rewritten_program_computes_equal_results(make_substitution(operation, wrong), {}, programs),
         message,
     )
-    suite.test_rewritten_program_computes_equal_results(substituting(operation, right), GRAPHS, programs)
-    assert testing.compare_results(substituting(operation, right), programs["perceptron"]).applied
+    suite.test_rewritten_program_computes_equal_results(make_substitution(operation, right), GRAPHS, programs)
+    assert testing.compare_results(make_substitution(operation, right), programs["perceptron"]).applied
     inputs = {v: torch.zeros(programs["perceptron"].graph.meta(v).shape) for v in programs["perceptron"].graph.inputs}
-    assert testing.compare_results(substituting("relu", torch.abs), programs["perceptron"], inputs).applied
+    assert testing.compare_results(make_substitution("relu", torch.abs), programs["perceptron"], inputs).applied
 
 
 def test_suite_catches_unrecordable_substitutions(programs: Any) -> None:
@@ -266,13 +268,13 @@ def test_suite_catches_unrecordable_substitutions(programs: Any) -> None:
         (torch.rand_like, "draws random numbers"),
     ):
         with pytest.raises(InvalidStage, match=message):
-            suite.test_rewritten_program_computes_equal_results(substituting("relu", compute), {}, programs)
+            suite.test_rewritten_program_computes_equal_results(make_substitution("relu", compute), {}, programs)
 
 
 def test_suite_catches_result_changing_rewrites(programs: Any) -> None:
     suite = testing.OptimizationConformance()
 
-    def one_for_the_other(context: Any) -> Rewrite:
+    def replace_second_linear(context: Any) -> Rewrite:
         nodes = context.graph.nodes
         first, second, *_ = context.graph.by_op.get("linear", (0, 0))
         if first == second or context.graph.meta(nodes[first].outputs[0]) is not context.graph.meta(
@@ -281,8 +283,8 @@ def test_suite_catches_result_changing_rewrites(programs: Any) -> None:
             return Rewrite()
         return Rewrite(drop=frozenset({second}), replace={nodes[second].outputs[0]: nodes[first].outputs[0]})
 
-    fused = optimizing(one_for_the_other)
-    fused.optimize = lambda context: OptimizationResult("made", bool(c := one_for_the_other(context)), "so", c)
+    fused = make_optimization(replace_second_linear)
+    fused.optimize = lambda context: OptimizationResult("made", bool(c := replace_second_linear(context)), "so", c)
     graphs = {"projections": programs["projections"].graph}
     suite.test_rewrites_are_legal(fused, graphs)  # no rule is broken
     expect_failure(lambda: suite.test_rewritten_program_computes_equal_results(fused, graphs, {}), "after its rewrite")
@@ -292,7 +294,7 @@ def test_suite_skips_untried_optimization(programs: Any) -> None:
     suite = testing.OptimizationConformance()
     with pytest.raises(pytest.skip.Exception, match="override the fixture `programs`"):
         suite.test_rewritten_program_computes_equal_results(
-            substituting("relu", torch.relu, applied=False), GRAPHS, programs
+            make_substitution("relu", torch.relu, applied=False), GRAPHS, programs
         )
 
 
@@ -304,7 +306,7 @@ def test_suite_catches_invalid_placements() -> None:
         return attrs.evolve(placement, decisions=placement.decisions[1:])
 
     expect_failure(
-        lambda: suite.test_placements_are_legal(made(PlacementPolicy, place=place), GRAPHS, 1), "are not placed"
+        lambda: suite.test_placements_are_legal(make_plugin(PlacementPolicy, place=place), GRAPHS, 1), "are not placed"
     )
 
 
@@ -326,11 +328,12 @@ def test_suite_catches_faulty_policies() -> None:
 
     for situation, error in (("unknown", TypeError), ("nothing free", ZeroDivisionError)):
         with pytest.raises(error):
-            suite.test_unusual_devices_are_handled(made(PlacementPolicy, place=by_share), GRAPHS, situation)
-    lying = made(PlacementPolicy, place=by_size, tolerates_growth=True)
+            suite.test_unusual_devices_are_handled(make_plugin(PlacementPolicy, place=by_share), GRAPHS, situation)
+    lying = make_plugin(PlacementPolicy, place=by_size, tolerates_growth=True)
     expect_failure(lambda: suite.test_size_independent_policy_places_alike(lying, perceptron), "tolerates_growth")
     expect_failure(
-        lambda: suite.test_replaced_values_are_respected(made(PlacementPolicy, place=unmapped), 2), "not in the plan"
+        lambda: suite.test_replaced_values_are_respected(make_plugin(PlacementPolicy, place=unmapped), 2),
+        "not in the plan",
     )
 
 
@@ -347,16 +350,18 @@ def test_scheduler_suite_placement_is_legal(devices: int) -> None:
 
 def test_suite_catches_invalid_priorities() -> None:
     suite = testing.SchedulerConformance()
-    nothing = made(Scheduler, priority=lambda self, context: None)
+    nothing = make_plugin(Scheduler, priority=lambda self, context: None)
     expect_failure(lambda: suite.test_schedules_are_legal(nothing, GRAPHS, 2), "return a NodePriority")
     calls = itertools.count()
-    fickle = made(Scheduler, priority=lambda self, context: NodePriority(lambda node: -next(calls) % 7, "so"))
+    fickle = make_plugin(Scheduler, priority=lambda self, context: NodePriority(lambda node: -next(calls) % 7, "so"))
     expect_failure(lambda: suite.test_schedules_are_legal(fickle, GRAPHS, 2), "two different schedules")
-    expect_failure(lambda: suite.test_scheduler_has_every_member(made(PlacementPolicy, place=nothing)), "no Scheduler")
+    expect_failure(
+        lambda: suite.test_scheduler_has_every_member(make_plugin(PlacementPolicy, place=nothing)), "no Scheduler"
+    )
 
 
-class Lossy(CpuDevice):
-    """Loses the last byte, shares one generator, and opens anything."""
+class LossyDevice(CpuDevice):
+    """A device that loses the last byte, shares one generator, and opens any index."""
 
     def open(self, index: int) -> Any:
         return LossyRuntime(torch.device("cpu"))
@@ -374,11 +379,11 @@ class LossyRuntime(DeviceRuntime):
 
 
 def test_suite_catches_lossy_devices() -> None:
-    suite, runtime = testing.DeviceConformance(), Lossy().open(0)
+    suite, runtime = testing.DeviceConformance(), LossyDevice().open(0)
     expect_failure(lambda: suite.test_data_survive_a_round_trip(runtime), "changed on their way")
     expect_failure(lambda: suite.test_generator_follows_its_seed(runtime), "")
     expect_failure(lambda: suite.test_memory_reports_bytes(runtime), "")
-    expect_failure(lambda: suite.test_missing_device_raises_startup_error(Lossy()), "DID NOT RAISE")
+    expect_failure(lambda: suite.test_missing_device_raises_startup_error(LossyDevice()), "DID NOT RAISE")
 
 
 def test_suite_catches_wrong_compilers() -> None:
@@ -391,8 +396,8 @@ def test_suite_catches_wrong_compilers() -> None:
     def copying(self: Any, context: Any) -> Any:
         return lambda inputs: context.graph_module(*[tensor.clone() for tensor in inputs])
 
-    expect_failure(lambda: suite.test_compiled_results_match(made(compile=frozen), cpu), "not close")
-    expect_failure(lambda: suite.test_in_place_writes_reach_the_input(made(compile=copying), cpu), "not close")
+    expect_failure(lambda: suite.test_compiled_results_match(make_plugin(compile=frozen), cpu), "not close")
+    expect_failure(lambda: suite.test_in_place_writes_reach_the_input(make_plugin(compile=copying), cpu), "not close")
 
 
 def test_suite_catches_wrong_authenticators() -> None:
@@ -400,7 +405,7 @@ def test_suite_catches_wrong_authenticators() -> None:
     alice = Credentials("a-token-of-alice-1")
 
     def of(answer: Any, **members: Any) -> Any:
-        return made(authenticate=lambda self, shown: answer(shown), **members)
+        return make_plugin(authenticate=lambda self, shown: answer(shown), **members)
 
     open_door = of(lambda _: Identity("alice"))
     expect_failure(lambda: suite.test_invalid_credentials_are_refused(open_door, wrong), "must be a Denial or None")
@@ -415,7 +420,7 @@ def test_suite_catches_wrong_authenticators() -> None:
         lambda: suite.test_valid_credentials_are_accepted(leaking, {"alice": alice}),
         "contains a part of the credentials",
     )
-    forgetful = made(Authenticator, authenticate=lambda self, shown: Identity("alice", "1"))
+    forgetful = make_plugin(Authenticator, authenticate=lambda self, shown: Identity("alice", "1"))
     expect_failure(lambda: suite.test_valid_credentials_are_accepted(forgetful, {"alice": alice}), "refuses `key`")
     trusting = of(lambda _: None, is_valid=lambda self, key: True)
     expect_failure(lambda: suite.test_unknown_keys_are_invalid(trusting), "accepts the unknown key")
@@ -429,19 +434,19 @@ def test_suite_catches_wrong_assignment_policies() -> None:
         (None, "None is not one of"),
         (AssignmentRefusal(""), "has no reason"),
     ]:
-        wrong = made(assign=lambda self, request, answer=answer: answer)
+        wrong = make_plugin(assign=lambda self, request, answer=answer: answer)
         expect_failure(
             lambda wrong=wrong: suite.test_assign_returns_an_offered_executor_or_a_refusal(wrong, assignments), said
         )
-    position = made(assign=lambda self, request: len(request.executors) - 1)
+    position = make_plugin(assign=lambda self, request: len(request.executors) - 1)
     expect_failure(
         lambda: suite.test_assign_returns_an_offered_executor_or_a_refusal(position, assignments),
         "by its number: 0 is not one of",
     )
-    turning = made(assign=lambda self, request: next(turns))
+    turning = make_plugin(assign=lambda self, request: next(turns))
     expect_failure(lambda: suite.test_assign_is_deterministic(turning, assignments), "different results")
     expect_failure(
-        lambda: suite.test_policy_has_every_member(made(decide=None)),
+        lambda: suite.test_policy_has_every_member(make_plugin(decide=None)),
         "derive its class from djinn.hooks.AssignmentPolicy",
     )
 
@@ -459,7 +464,7 @@ class Careless(BaseHTTPRequestHandler):
 def test_suite_catches_unauthenticated_operations(route: str, said: str) -> None:
     suite = testing.OperationsServerConformance()
 
-    class Shown(OperationsServer):
+    class CarelessOperations(OperationsServer):
         name, routes = "careless", (route,)
 
         def start(self, server: Any, address: Any) -> str:
@@ -471,7 +476,7 @@ def test_suite_catches_unauthenticated_operations(route: str, said: str) -> None
             self.listener.shutdown()
             self.listener.server_close()
 
-    expect_failure(lambda: suite.test_routes_need_a_valid_token(Shown()), said)
+    expect_failure(lambda: suite.test_routes_need_a_valid_token(CarelessOperations()), said)
 
 
 def test_suite_catches_overridden_connection_members() -> None:

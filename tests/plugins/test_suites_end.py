@@ -155,7 +155,7 @@ SAYS = {
 def failures(
     python: Any, plain_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """Text of each test's failure, empty of those that passed. They run in one process, which ends."""
+    """Return the text of each test's failure, or an empty text if it passed. All tests run in one process."""
     folder = tmp_path_factory.mktemp("suites")
     (folder / "test_suite.py").write_text(SUITE)
     options = ["-q", "-p", "no:cacheprovider", "--junitxml=found.xml", *(f"test_suite.py::{test}" for test in SAYS)]
@@ -169,7 +169,7 @@ def failures(
 
 
 @pytest.mark.parametrize("test", SAYS)
-def test_suite_ends_with_advice(failures: dict[str, str], test: str) -> None:
+def test_suite_failure_ends_with_advice(failures: dict[str, str], test: str) -> None:
     says = SAYS[test]
     assert bool(failures[test]) is (says is not None)
     assert (says or "") in failures[test]

@@ -62,7 +62,7 @@ for folder in folders:
 
 @attrs.frozen
 class Scratch:
-    """A folder like `site-packages` beside those that there are, and one with the sources of what is installed in it."""
+    """A folder like `site-packages` in addition to the real ones, and a folder with the sources of its packages."""
 
     python: Any
     environment: dict[str, str]
@@ -70,13 +70,13 @@ class Scratch:
     sources: Path
 
     def run(self, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run Python there, outside of any checkout."""
+        """Run Python in the scratch folder, outside of any checkout."""
         paths = os.pathsep.join(filter(None, [str(self.site), os.environ.get("PYTHONPATH")]))
         shown = {"NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": paths}
         return self.python.run(*arguments, cwd=self.sources, env=self.environment | shown | environ)
 
     def djinn(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run the command `djinn` there."""
+        """Run the command `djinn` in the scratch folder."""
         return self.run("-m", "djinn_core.cli", *arguments, **environ)
 
 
@@ -86,7 +86,7 @@ def scratch(python: Any, plain_environment: dict[str, str], tmp_path_factory: py
     scratch = Scratch(python, plain_environment, root / "site", root / "sources")
     scratch.sources.mkdir()
     folders = [render(f"new-{kind.name}", kind.name, scratch.sources) for kind in KINDS]
-    folders += [_spoilt(scratch, *case) for case in SPOILT]
+    folders += [_render_broken(scratch, *case) for case in SPOILT]
     built = scratch.run("-c", BUILD, root / "wheels", *folders)
     assert built.returncode == 0, built.stderr
     # One from its folder, as people do it; pip begins two interpreters for each, so the others are built at once.
@@ -99,7 +99,7 @@ def scratch(python: Any, plain_environment: dict[str, str], tmp_path_factory: py
 
 @pytest.fixture(scope="module")
 def rows(scratch: Scratch) -> list[dict[str, Any]]:
-    """Rows of `djinn plugins --json` for the plugins that were installed there."""
+    """Return the rows of `djinn plugins --json` for the plugins that the tests installed."""
     done = scratch.djinn("plugins", "--json")
     assert done.returncode == 0, done.stderr
     listing: list[dict[str, Any]] = json.loads(done.stdout)
@@ -116,7 +116,7 @@ SPOILT = [
 ]
 
 
-def _spoilt(scratch: Scratch, name: str, old: str, new: str) -> Path:
+def _render_broken(scratch: Scratch, name: str, old: str, new: str) -> Path:
     folder = render(name, "patterns", scratch.sources)
     module = folder / f"djinn_{name.replace('-', '_')}" / "__init__.py"
     assert old in module.read_text()

@@ -16,8 +16,8 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits, Listener
 from djinn_core.protocol.local import LocalTransport
 
 
-class Forgetful(PlainChannel):
-    """Loses frames of 40,000 bytes and more that are sent after another one."""
+class LosingConnection(PlainChannel):
+    """A connection that loses frames from 40,000 bytes up after the first frame."""
 
     sends = 0
 
@@ -27,8 +27,8 @@ class Forgetful(PlainChannel):
             super().send(frame)
 
 
-class Reordering(PlainChannel):
-    """Hands out the newer of two frames first."""
+class ReorderingConnection(PlainChannel):
+    """A connection that delivers the newer of two frames first."""
 
     def __init__(self, inner: Connection) -> None:
         super().__init__(inner)
@@ -44,8 +44,8 @@ class Reordering(PlainChannel):
         return self.ahead.pop()
 
 
-class Abrupt(PlainChannel):
-    """Holds the newest frame back, and forgets it at the end."""
+class TruncatingConnection(PlainChannel):
+    """A connection that delays the newest frame and loses it at close."""
 
     held_back: Frame | None = None
 
@@ -56,8 +56,8 @@ class Abrupt(PlainChannel):
                 super().send(one)
 
 
-class Impolite(PlainChannel):
-    """Raises the error of the socket once the other end has closed."""
+class RawErrorConnection(PlainChannel):
+    """A connection that raises the socket's error once the peer has closed."""
 
     def receive(self, timeout: float | None = None) -> Frame:
         try:
@@ -66,16 +66,16 @@ class Impolite(PlainChannel):
             raise ConnectionResetError(str(error)) from None
 
 
-class Leaking(PlainChannel):
-    """Opens a descriptor and never closes it."""
+class LeakingConnection(PlainChannel):
+    """A connection that opens a descriptor and never closes it."""
 
     def close(self) -> None:
         leaked.append(os.open(os.devnull, os.O_RDONLY))
         super().close()
 
 
-class Borrowing(PlainChannel):
-    """Sends a small frame with the next one, from the caller's own buffers."""
+class BorrowingConnection(PlainChannel):
+    """A connection that sends a small frame with the next one, from the caller's buffers."""
 
     later: Frame | None = None
 
@@ -89,8 +89,8 @@ class Borrowing(PlainChannel):
             super().send(frame)
 
 
-class Faulty(LocalTransport):
-    """The built-in transport with connections that are wrapped in faulty ones."""
+class FaultyTransport(LocalTransport):
+    """The built-in transport with a faulty wrapper around each connection."""
 
     def __init__(self, fault: Callable[[Connection], Connection]) -> None:
         self.fault = fault
@@ -106,18 +106,30 @@ leaked: list[int] = []
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("fault", [Forgetful, Reordering, Abrupt, Impolite, Leaking, Borrowing])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        LosingConnection,
+        ReorderingConnection,
+        TruncatingConnection,
+        RawErrorConnection,
+        LeakingConnection,
+        BorrowingConnection,
+    ],
+)
 def test_state_machine_catches_faulty_transport(fault: type[PlainChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports_stateful, "PATIENCE", 0.5)
     monkeypatch.setattr(transports_stateful, "eventually", lambda condition: condition())
-    message = "descriptors are open that were not before" if fault is Leaking else "TransportStateMachine"
+    message = "descriptors are open that were not before" if fault is LeakingConnection else "TransportStateMachine"
     try:
         with pytest.raises(
             (Exception, pytest.fail.Exception)
         ) as caught:  # Hypothesis has one for faults that do not come again
-            run_transport_states(Faulty(fault), "unix://", examples=10 if fault is Leaking else 300, shrink=False)
+            run_transport_states(
+                FaultyTransport(fault), "unix://", examples=10 if fault is LeakingConnection else 300, shrink=False
+            )
         found = message in "\n".join(traceback.format_exception(caught.value))
-        assert found or (fault is not Leaking and isinstance(caught.value, Flaky))
+        assert found or (fault is not LeakingConnection and isinstance(caught.value, Flaky))
     finally:
         for descriptor in leaked:
             os.close(descriptor)
@@ -125,4 +137,4 @@ def test_state_machine_catches_faulty_transport(fault: type[PlainChannel], monke
 
 
 def test_state_machine_passes_correct_transport() -> None:
-    run_transport_states(Faulty(PlainChannel), "unix://", examples=10)
+    run_transport_states(FaultyTransport(PlainChannel), "unix://", examples=10)

@@ -27,7 +27,7 @@ module = torch.get_device_module("remote_accelerator")
 
 @pytest.fixture(scope="module")
 def serving_two(python, plain_environment, tmp_path_factory):
-    """The connection file of a server with two devices, both the CPU: what is named, and all that there is."""
+    """Return the connection file of a server with two CPU devices."""
     options = ["--device", "all", "--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
     server = start_server(python.start, tmp_path_factory.mktemp("two"), *options, env=plain_environment)
     yield server.file
@@ -35,8 +35,8 @@ def serving_two(python, plain_environment, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def over(serving_two):
-    """A context in which the device is that server's, with settings."""
+def connect_two(serving_two):
+    """Return a context manager that connects to the server with two devices."""
 
     @contextlib.contextmanager
     def configure(at_once=True, **settings):
@@ -49,9 +49,9 @@ def over(serving_two):
 
 
 @pytest.fixture(scope="module")
-def both(over):
-    """Both devices, and programs of index 0 spread over them in turn."""
-    with over(placement_policy="round_robin") as router:
+def spread_router(connect_two):
+    """Yield the router over both devices. Programs of index 0 run on them alternately."""
+    with connect_two(placement_policy="round_robin") as router:
         yield router
 
 
@@ -63,26 +63,26 @@ def bytes_held(router):
 # --- indexes --------------------------------------------------------------------------------------------------------
 
 
-def test_device_indexes_for_all_and_each(both):
+def test_device_indexes_for_all_and_each(spread_router):
     assert module.device_count() == torch.accelerator.device_count() == 3
     with pytest.raises(RuntimeError, match=r"no remote_accelerator:3.*device_count\(\) is 3"):
         torch.zeros(1, device="remote_accelerator:3")
 
 
-def test_tensor_stays_on_its_index(both):
-    before = bytes_held(both)
+def test_tensor_stays_on_its_index(spread_router):
+    before = bytes_held(spread_router)
     given = torch.ones(500, 500)
     first, second = given.to(FIRST), torch.ones(500, 500, device=SECOND)
     products = first @ first + 1, (second @ second).relu()
     assert [t.device for t in (first, second, *products)] == [torch.device(d) for d in (FIRST, SECOND) * 2]
-    held = [after - there for there, after in zip(before, bytes_held(both), strict=True)]
+    held = [after - there for there, after in zip(before, bytes_held(spread_router), strict=True)]
     assert held == [2 * given.nbytes] * 2
     assert torch.equal(products[0].cpu(), given @ given + 1)
     assert module.memory_allocated(1) + module.memory_allocated(2) == module.memory_allocated(0)
     assert module.get_device_properties(2).kind == "cpu"
 
 
-def test_mixed_indexes_raise(both):
+def test_op_with_mixed_indexes_raises(spread_router):
     first, second = torch.ones(2, 2, device=FIRST), torch.ones(2, 2, device=SECOND)
     message = "Expected all tensors to be on the same device, but found at least two devices"
     for mix in (torch.add, torch.mm, lambda a, b: torch.cat([a, b]), lambda a, b: a.index_add_(0, b[0].long(), b)):
@@ -92,7 +92,7 @@ def test_mixed_indexes_raise(both):
     assert torch.equal((first + 1).cpu(), torch.full((2, 2), 2.0)), "what was refused has left nothing behind"
 
 
-def test_op_result_keeps_index_of_operands(both):
+def test_op_result_keeps_index_of_operands(spread_router):
     for device in (ANY, FIRST, SECOND, FIRST):  # signatures and examples are shared
         for size in (3, 4, 5):
             made = torch.nn.functional.gelu(torch.ones(1, size, 2, device=device))
@@ -102,7 +102,7 @@ def test_op_result_keeps_index_of_operands(both):
         assert torch.eye(3, device=device).inverse().device == torch.device(device)
 
 
-def test_copy_between_indexes(both):
+def test_copy_between_indexes_moves_value(spread_router):
     given = torch.randn(300, 300)
     first = given.to(FIRST)
     djinn.synchronize()
@@ -118,7 +118,7 @@ def test_copy_between_indexes(both):
     assert all(torch.equal(t.cpu(), given) for t in (first, third, into))
 
 
-def test_current_device_context(both):
+def test_device_context_selects_index(spread_router):
     with module.device(2):
         assert torch.zeros(1, device="remote_accelerator").device == torch.device(SECOND)
     like = torch.ones(1, device=FIRST)
@@ -145,11 +145,11 @@ def train(device):
     return losses
 
 
-def test_training_at_an_index(both):
+def test_training_at_index_equals_cpu(spread_router):
     assert train(SECOND) == train(FIRST) == train(ANY) == train("cpu")
 
 
-def test_model_split_over_indexes(both):
+def test_model_split_over_indexes_equals_cpu(spread_router):
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     ours = copy.deepcopy(theirs)
@@ -167,7 +167,7 @@ def test_model_split_over_indexes(both):
     assert torch.equal(copied.to(FIRST).weight.cpu(), theirs[2].weight)
 
 
-def test_rng_state_per_index(both):
+def test_rng_state_is_per_index(spread_router):
     def draw(device):
         return torch.randn(4, device=device).cpu()
 
@@ -187,8 +187,8 @@ def test_rng_state_per_index(both):
         torch.randn(4, device=SECOND, generator=generator)
 
 
-def test_events_per_index(both):
-    """As everywhere in PyTorch an event is recorded on the current device, or on that of the stream that it is given."""
+def test_events_are_recorded_per_index(spread_router):
+    """An event is recorded on the current device, or on the device of the given stream, as elsewhere in PyTorch."""
     with torch.accelerator.device_index(2):
         start, end = (torch.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -202,7 +202,7 @@ def test_events_per_index(both):
         start.elapsed_time(other)
 
 
-def test_saved_tensor_loads_on_its_index(both, tmp_path):
+def test_saved_tensor_loads_on_its_index(spread_router, tmp_path):
     torch.save(torch.arange(5.0, device=SECOND), tmp_path / "there.pt")
     assert torch.load(tmp_path / "there.pt").device == torch.device(SECOND)
     moved = torch.load(tmp_path / "there.pt", map_location=FIRST)
@@ -210,7 +210,7 @@ def test_saved_tensor_loads_on_its_index(both, tmp_path):
     assert moved.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_residency_from_earlier_programs(both):
+def test_residency_of_earlier_programs_guides_placement(spread_router):
     model = torch.nn.Linear(4, 4).to(ANY)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model(torch.ones(2, 4, device=ANY)).sum().backward()
@@ -224,24 +224,24 @@ def test_residency_from_earlier_programs(both):
 # --- which of a server's devices ---------------------------------------------------------------------------------------
 
 
-def test_selected_server_devices(over):
-    with over(server_devices=["1"]):
+def test_only_selected_server_devices_are_used(connect_two):
+    with connect_two(server_devices=["1"]):
         assert len(open_connections()) == 1
         assert module.device_count() == 1
         assert (torch.ones(2, device=ANY) + 1).tolist() == [2, 2]
-    with over(server_devices="1,cpu"):  # the others follow in the server's order
+    with connect_two(server_devices="1,cpu"):  # the others follow in the server's order
         processes = [one.attached.process for one in open_connections()]
-    with over(device="cpu:0"):  # both: the session begins on the least loaded
+    with connect_two(device="cpu:0"):  # both: the session begins on the least loaded
         assert {one.attached.process for one in open_connections()} == {*processes}
     with (
         pytest.raises(djinn.errors.AccessRefused, match=r"no device '7', it offers cpu:0, cpu:0"),
-        over(server_devices=["7"]),
+        connect_two(server_devices=["7"]),
     ):
         pass
 
 
-def test_indexes_are_known_after_connecting(over):
-    with over(at_once=False):
+def test_indexes_are_known_after_connecting(connect_two):
+    with connect_two(at_once=False):
         assert module.device_count() == 1
         assert torch.ones(2).to(SECOND).add(1).tolist() == [2, 2]
         assert module.device_count() == 3
@@ -290,28 +290,28 @@ def test_failing_device_kind_is_skipped(tmp_path, monkeypatch, caplog):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def generated(model, device):
+def generate(model, device):
     prompt = torch.arange(9)[None].to(device)
     return model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0).cpu()
 
 
-def test_model_larger_than_one_device(over):
+def test_model_larger_than_one_device_generates(connect_two):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 5, "vocab_size": 300}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
-    expected = generated(model, "cpu")
+    expected = generate(model, "cpu")
     size = sum(p.nbytes for p in model.parameters())
     limit = size * 7 // 10
-    with over(memory_limits={"0": limit, "1": limit}) as router:
-        assert torch.equal(generated(model.to(ANY), ANY), expected)
+    with connect_two(memory_limits={"0": limit, "1": limit}) as router:
+        assert torch.equal(generate(model.to(ANY), ANY), expected)
         peaks = [figures(member)["memory_peak"] for member in router.executors.members]
         assert all(size / 5 < peak <= limit for peak in peaks)
         assert bytes_held(router) == [router._locations.held[e] for e in range(2)]
 
 
-def test_concurrent_uploads_and_programs(over, monkeypatch):
+def test_concurrent_uploads_and_programs_equal_cpu(connect_two, monkeypatch):
     monkeypatch.setattr(held_uploads, "HELD_LIMIT", 2000)  # so that uploads are given away all the time
     wrong = []
 
@@ -326,7 +326,7 @@ def test_concurrent_uploads_and_programs(over, monkeypatch):
             wrong.append(error)
 
     before = sys.getswitchinterval()
-    with over(placement_policy="round_robin"):
+    with connect_two(placement_policy="round_robin"):
         sys.setswitchinterval(1e-6)
         try:
             threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(4)]
@@ -339,9 +339,9 @@ def test_concurrent_uploads_and_programs(over, monkeypatch):
     assert wrong == []
 
 
-def test_resident_values_count_for_next_program(over):
+def test_resident_values_count_for_next_program(connect_two):
     tables = [torch.ones(100, 1000) for _ in range(4)]
-    with over(memory_limits="1400 kB") as router:
+    with connect_two(memory_limits="1400 kB") as router:
         kept = []
         for table in tables:  # 400 kB each, and while one is made, its source is there as well
             kept.append(table.to(ANY) + 0)
@@ -349,22 +349,22 @@ def test_resident_values_count_for_next_program(over):
         assert bytes_held(router) == [2 * tables[0].nbytes] * 2
 
 
-def test_unsatisfiable_memory_limit_raises(over):
+def test_unsatisfiable_memory_limit_raises(connect_two):
     fits_nowhere = pytest.raises(djinn.errors.InvalidStage, match="400,000 bytes of the inputs fit into no device")
-    with over(memory_limits="100 kB"), fits_nowhere:
+    with connect_two(memory_limits="100 kB"), fits_nowhere:
         (torch.ones(100, 1000).to(ANY) + 1).sum().item()
     with (
         pytest.raises(djinn.errors.ConfigurationError, match="memory_limits names the device '5'"),
-        over(memory_limits="5=1GB"),
+        connect_two(memory_limits="5=1GB"),
     ):
         pass
 
 
 @pytest.mark.parametrize("policy", ["single", "balanced", "round_robin", "cost_based"])
-def test_policies_respect_memory_limits(over, policy):
+def test_policies_respect_memory_limits(connect_two, policy):
     tables = [torch.full((100, 100), float(n)) for n in range(8)]  # 40 kB each
     with (
-        over(placement_policy=policy, memory_limits={"0": "100 kB", "1": "2 MB"}) as router,
+        connect_two(placement_policy=policy, memory_limits={"0": "100 kB", "1": "2 MB"}) as router,
         client.record_plans() as plans,
     ):
         held = [table.to(ANY) for table in tables]
@@ -375,9 +375,9 @@ def test_policies_respect_memory_limits(over, policy):
     assert any(device.startswith("1/") for device in used)
 
 
-def test_default_placement_policy(over):
-    with over(), client.record_plans() as plans:
+def test_default_placement_policy_is_cost_based(connect_two):
+    with connect_two(), client.record_plans() as plans:
         (torch.ones(3, device=ANY) + 1).tolist()
-    with over(placement_policy="single"), client.record_plans() as named:
+    with connect_two(placement_policy="single"), client.record_plans() as named:
         (torch.ones(3, device=ANY) + 1).tolist()
     assert [plan.placement.policy for plan in (*plans, *named)] == ["cost_based", "single"]

@@ -20,8 +20,8 @@ MEGABYTE = 1 << 20
 
 
 @attrs.define
-class Relay:
-    """Stands for the relay of an executor, which has seen what a test says."""
+class FakeRelay:
+    """A fake relay of an executor that reports prepared link measurements."""
 
     seen: list = attrs.field(factory=list)
     told: list = attrs.field(factory=list)
@@ -44,65 +44,65 @@ class Relay:
 
 
 @pytest.fixture
-def pair():
-    """Two executors, the links between them at 1 GB/s and 1 ms, and a clock that can be set."""
+def topology_of_two():
+    """Return the topology of two executors with links of 1 GB/s and 1 ms, their relays, and a clock that can be set."""
     now = [1000.0]
     devices = [DeviceCapabilities(name, "cpu") for name in ("a", "b")]
     measured = [Link("a", "b", 1e9, 1e-3), Link("b", "a", 1e9, 1e-3)]
-    members = [Relay(), Relay()]
+    members = [FakeRelay(), FakeRelay()]
     return PoolTopology(members, devices, measured, lambda: now[0]), members, now
 
 
-def arrived(member, rate, peer=1):
+def report_transfer(member, rate, peer=1):
     member.seen.append(LinkMeasurement(peer, True, MEGABYTE, MEGABYTE / rate))
 
 
-def test_repeated_observations_update_link(pair):
-    links, (_, second), now = pair
+def test_repeated_observations_update_link(topology_of_two):
+    links, (_, second), now = topology_of_two
     now[0] += 10
     for _ in range(3):
         assert links.process_reports() == 0
-        arrived(second, 1e8)
+        report_transfer(second, 1e8)
     assert links.process_reports() == 1
     assert links.topology.link("a", "b").bandwidth == pytest.approx(1e8)
     assert links.topology.link("b", "a").bandwidth == 1e9
 
 
 @pytest.mark.parametrize("rates", [(1e9, 1e7, 1e9, 8e8, 1.2e9), (6e8, 7e8, 1.9e9, 5.5e8, 1e9)])
-def test_single_outliers_do_not_update_link(pair, rates):
-    links, (_, second), now = pair
+def test_single_outliers_do_not_update_link(topology_of_two, rates):
+    links, (_, second), now = topology_of_two
     now[0] += 10
     for rate in rates:
-        arrived(second, rate)
+        report_transfer(second, rate)
         assert links.process_reports() == 0
 
 
-def test_link_change_is_held(pair):
-    links, (_, second), now = pair
+def test_link_change_is_held(topology_of_two):
+    links, (_, second), now = topology_of_two
     for rate in (1e8, 1e9):
         now[0] += 10
         for _ in range(3):
-            arrived(second, rate)
+            report_transfer(second, rate)
             links.process_reports()
     assert links.changes == 2
     for _ in range(3):
-        arrived(second, 1e8)
+        report_transfer(second, 1e8)
         assert links.process_reports() == 2
     now[0] += 10
-    arrived(second, 1e8)
+    report_transfer(second, 1e8)
     assert links.process_reports() == 3
 
 
-def test_quiet_links_are_measured(pair):
-    links, (first, second), now = pair
+def test_quiet_links_are_measured(topology_of_two):
+    links, (first, second), now = topology_of_two
     now[0] += 1
     links.process_reports()
     assert first.told == second.told == []
     now[0] += present.QUIET
-    arrived(second, 1e9)  # from the first executor
+    report_transfer(second, 1e9)  # from the first executor
     links.process_reports()
     assert (first.told, second.told) == ([], [MeasureLink(1)])
-    arrived(second, 1e8)
+    report_transfer(second, 1e8)
     now[0] += 1
     links.process_reports()
     now[0] += 1
@@ -110,8 +110,8 @@ def test_quiet_links_are_measured(pair):
     assert first.told[0] == MeasureLink(2)
 
 
-def test_latency_changes_update_link(pair):
-    links, (first, _), now = pair
+def test_latency_changes_update_link(topology_of_two):
+    links, (first, _), now = topology_of_two
     now[0] += 10
     for _ in range(3):
         first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 20e-3))
@@ -119,8 +119,8 @@ def test_latency_changes_update_link(pair):
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3 + present.HANDLING)
 
 
-def test_remeasured_link_keeps_identity(pair):
-    links, (first, _), now = pair
+def test_remeasured_link_keeps_identity(topology_of_two):
+    links, (first, _), now = topology_of_two
     now[0] += 10
     for _ in range(3):
         first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 5e-5))
@@ -186,17 +186,17 @@ def test_links_of_small_devices_are_measured(make_pool, limit):
 
 
 @pytest.fixture
-def roomy():
-    """Two executors with a gigabyte each, and the devices that the pool was told of last."""
+def topology_with_memory():
+    """Return the topology of two executors with 1 GB each, their relays, and the reported device changes."""
     devices = [DeviceCapabilities(name, "cuda", memory_free=1000 * MEGABYTE) for name in ("a", "b")]
-    members, told = [Relay(), Relay()], []
+    members, told = [FakeRelay(), FakeRelay()], []
     links = PoolTopology(members, devices, [Link("a", "b", 1e9, 1e-3)])
     links.when_room_changed = told.append
     return links, members, told
 
 
-def test_plans_use_last_reported_memory(roomy):
-    links, (first, _), told = roomy
+def test_plans_use_last_reported_memory(topology_with_memory):
+    links, (first, _), told = topology_with_memory
     first.room = Room(900 * MEGABYTE)
     assert links.process_reports() == 0  # the plans that there are hold
     assert links.topology.device("a").memory_free == 900 * MEGABYTE
@@ -208,8 +208,8 @@ def test_plans_use_last_reported_memory(roomy):
     assert links.topology.device("a") == attrs.evolve(measured[0], memory_free=900 * MEGABYTE)
 
 
-def test_plans_are_renewed_after_large_memory_change(roomy):
-    links, (_, second), _ = roomy
+def test_plans_are_renewed_after_large_memory_change(topology_with_memory):
+    links, (_, second), _ = topology_with_memory
     second.room = Room(400 * MEGABYTE)
     assert links.process_reports() == 1
     second.room = Room(700 * MEGABYTE)
@@ -218,8 +218,8 @@ def test_plans_are_renewed_after_large_memory_change(roomy):
     assert links.process_reports() == 2
 
 
-def test_plans_are_renewed_after_memory_shortage(roomy):
-    links, (first, _), _ = roomy
+def test_plans_are_renewed_after_memory_shortage(topology_with_memory):
+    links, (first, _), _ = topology_with_memory
     first.room = Room(990 * MEGABYTE, short=True)
     assert links.process_reports() == 0  # it wanted more than there ever was: another plan would not help
     first.room = Room(700 * MEGABYTE, short=True)

@@ -24,8 +24,8 @@ OPTIMIZERS = {
 
 
 @pytest.fixture(scope="module")
-def spread(make_pool):
-    """Two executors, each with a share of the weights."""
+def balanced_router(make_pool):
+    """Yield the router of two executors, each with a share of the weights."""
     with make_pool("balanced") as router:
         yield router
 
@@ -35,7 +35,7 @@ def homes(router, tensors):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_keeps_weights_in_place(spread, name):
+def test_training_keeps_weights_in_place(balanced_router, name):
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(6)])
     ours = copy.deepcopy(theirs).to(REMOTE)
@@ -52,7 +52,7 @@ def test_training_keeps_weights_in_place(spread, name):
             losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1])
         djinn.synchronize()
-        seen.append(homes(spread, ours.parameters()))
+        seen.append(homes(balanced_router, ours.parameters()))
     assert set(seen[0]) == {0, 1}
     assert seen[1:] == seen[:-1]
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -61,13 +61,13 @@ def test_training_keeps_weights_in_place(spread, name):
 
 @pytest.fixture
 def tensors():
-    """Three weights and their gradients, which are nowhere."""
+    """Return three weights and their gradients, without placement."""
     with djinn.capture():
         return [torch.zeros(2, 2) for _ in range(6)]
 
 
 def split(tensors, homes, record):
-    """Ops of a program after the split, each with the numbers of the tensors that it takes, and with its scalars."""
+    """Return the ops of a program after the split, each with its tensor indexes and its scalars."""
     with djinn.capture() as captured:
         record(tensors[:3], tensors[3:])
     storages = [storage_of(tensor.remote.handle) for tensor in tensors]
@@ -113,11 +113,11 @@ def test_ops_on_one_executor_stay_whole(tensors):
 
 
 def test_dependent_positions_are_not_split(tensors):
-    def shared(weights, _):
+    def multiply_by_element(weights, _):
         torch._foreach_mul_(weights, torch.select(weights[1], 0, 0)[0])
 
-    def shifted(weights, _):
+    def add_rotated(weights, _):
         torch._foreach_add_(weights, [*weights[1:], weights[0]])
 
-    for record in (shared, shifted):
+    for record in (multiply_by_element, add_rotated):
         assert split(tensors, {0: 0, 1: 1, 2: 0}, record)[-1][1][:3] == [0, 1, 2]

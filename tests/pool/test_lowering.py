@@ -14,7 +14,7 @@ RUN = RunPart(0, None)
 JOINED = RunPart(0, None, free=(ONE,))
 
 
-def awaits(value):
+def await_step(value):
     return AwaitStep(0, TransferStep(1, 0, value, move=False))
 
 
@@ -22,10 +22,10 @@ def awaits(value):
     ("parts", "expected"),
     [
         ([FREE, RUN], [JOINED]),
-        ([FREE, awaits(OTHER), RUN, RUN], [awaits(OTHER), JOINED, RUN]),
+        ([FREE, await_step(OTHER), RUN, RUN], [await_step(OTHER), JOINED, RUN]),
         ([FREE, FreeStep(0, (OTHER,)), RUN], [RunPart(0, None, free=(ONE, OTHER))]),
-        ([FREE, awaits(ONE), RUN], [FREE, awaits(ONE), RUN]),  # it would free what has arrived
-        ([FREE, awaits(ONE + 1), RUN], [FREE, awaits(ONE + 1), RUN]),  # another view of the same memory
+        ([FREE, await_step(ONE), RUN], [FREE, await_step(ONE), RUN]),  # it would free what has arrived
+        ([FREE, await_step(ONE + 1), RUN], [FREE, await_step(ONE + 1), RUN]),  # another view of the same memory
         ([FREE, UploadStep(0, OTHER), RUN], [FREE, UploadStep(0, OTHER), RUN]),  # it may need the room
         ([FREE, RunPart(1, None)], [RunPart(1, None), FREE]),  # another executor's
         ([RUN, FREE], [RUN, FREE]),

@@ -19,8 +19,8 @@ REMOTE = "remote_accelerator:0"
 LAYERS = 4
 
 
-class Expensive(CostModel):
-    """Says that every product takes long, so that two branches are predicted to pay on two executors."""
+class ExpensiveProducts(CostModel):
+    """A cost model in which products take so long that two branches seem faster on two executors."""
 
     name = "expensive"
     operations = frozenset()
@@ -31,8 +31,8 @@ class Expensive(CostModel):
         return CostEstimate(0, 0, 0, 0.05 if node.operation in {"linear", "mm", "addmm"} else 1e-6)
 
 
-class Judge(hooks.Judge):
-    """Says what it was told to say, once it has seen a run of each way."""
+class FixedJudge(hooks.Judge):
+    """A judge that returns `verdict` once it has seen a run of each placement."""
 
     name = "judge"
     tolerates_growth = True
@@ -50,7 +50,7 @@ class Judge(hooks.Judge):
 
 
 class Plugin:
-    """Offers both."""
+    """A plugin that registers the cost model and the judge."""
 
     djinn_api_version = "2.0"
 
@@ -59,7 +59,7 @@ class Plugin:
 
     @hookimpl
     def djinn_register_cost_models(self):
-        return [Expensive()]
+        return [ExpensiveProducts()]
 
     @hookimpl
     def djinn_register_optimizations(self):
@@ -79,7 +79,7 @@ class Branches(torch.nn.Module):
 
 @pytest.fixture
 def judge():
-    return Judge()
+    return FixedJudge()
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def router(judge, request, monkeypatch, tmp_path):
 
 @pytest.fixture
 def step(router):
-    """A step that is waited for, and whose results are those of local PyTorch."""
+    """Run a step, wait for it, and compare its results with local PyTorch."""
     del router
     torch.manual_seed(0)
     model, given = Branches().eval(), (torch.randn(4, 32), torch.randn(4, 32))
@@ -111,34 +111,34 @@ def step(router):
     return run
 
 
-def worked(router, run):
-    """By executor whether it was given something to do by `run`."""
+def executors_used(router, run):
+    """Return for each executor whether `run` sent it a submission."""
     before = [member.submissions.last_number for member in router.executors.members]
     run()
     return [m.submissions.last_number > number for m, number in zip(router.executors.members, before, strict=True)]
 
 
-def held(router):
+def value_counts(router):
     djinn.synchronize()
     return [figures(member)["values"] for member in router.executors.members]
 
 
-def counted():
+def trial_counts():
     found = djinn.stats()
     return found["placements_tried"], found["placements_switched_off"]
 
 
 def test_losing_trial_returns_to_one_executor(router, judge, step):
-    assert [worked(router, step) for _ in range(2)] == [[True, False]] * 2
-    assert counted() == (0, 0)
-    assert worked(router, step) == [True, True]
-    assert counted() == (1, 0)
+    assert [executors_used(router, step) for _ in range(2)] == [[True, False]] * 2
+    assert trial_counts() == (0, 0)
+    assert executors_used(router, step) == [True, True]
+    assert trial_counts() == (1, 0)
     judge.verdict = False
     for _ in range(2 * LOOKS[-1]):
         step()
-    assert counted() == (1, 1)
-    assert worked(router, step) == [True, False]
-    assert held(router)[1] == 0, "copies of weights are freed when it is decided"
+    assert trial_counts() == (1, 1)
+    assert executors_used(router, step) == [True, False]
+    assert value_counts(router)[1] == 0, "copies of weights are freed when it is decided"
     assert all(trial.policy == "cost_based" and trial.alone and trial.apart for trial in judge.trials)
     assert judge.trials[-1].moving > 0
     made = djinn.stats()["plans_made"]
@@ -154,9 +154,9 @@ def test_winning_trial_stays_divided(router, judge, step):
     judge.verdict = True
     for _ in range(2 * LOOKS[-1]):
         step()
-    assert counted() == (1, 0)
+    assert trial_counts() == (1, 0)
     before = sum(figures(member)["peer_bytes"] for member in router.executors.members)
-    assert worked(router, step) == [True, True]
+    assert executors_used(router, step) == [True, True]
     moved = sum(figures(member)["peer_bytes"] for member in router.executors.members) - before
     assert moved < 2 * step.given[0].nbytes
 
@@ -173,19 +173,19 @@ def test_unawaited_program_stays_on_one_executor(router, step):
         with torch.no_grad():
             kept.append(step.model(*(one.to(REMOTE) for one in step.given)).to("cpu", non_blocking=True))
     del kept
-    assert counted() == (0, 0)
-    assert held(router)[1] == 0
+    assert trial_counts() == (0, 0)
+    assert value_counts(router)[1] == 0
 
 
 @pytest.mark.parametrize("router", [{"placement_policy": "cost_based"}], indirect=True)
-def test_named_policy_is_followed(router, judge, step):
-    assert [worked(router, step) for _ in range(3)] == [[True, True]] * 3
+def test_named_policy_runs_without_trial(router, judge, step):
+    assert [executors_used(router, step) for _ in range(3)] == [[True, True]] * 3
     assert not judge.trials
-    assert counted() == (0, 0)
+    assert trial_counts() == (0, 0)
 
 
 def test_margin_is_learnt_from_run_times(router, step):
-    """Predictions are wrong by far here."""
+    """The predictions here are wrong by a large factor."""
     planner = router._planner
     assert planner.margin == 0.4, "no device was measured"
     planner.calibrated = True
@@ -211,15 +211,15 @@ def test_only_used_executors_are_synchronized(router):
         del kept
 
     count()
-    assert worked(router, count) == [True, False]
+    assert executors_used(router, count) == [True, False]
     djinn.synchronize()  # frees what it made
     far = torch.ones(3, device="remote_accelerator:2")
-    assert worked(router, djinn.synchronize) == [False, True]
-    assert worked(router, djinn.synchronize) == [False, False]
+    assert executors_used(router, djinn.synchronize) == [False, True]
+    assert executors_used(router, djinn.synchronize) == [False, False]
     assert far.sum().item() == 3
 
 
-def test_failure_is_raised_once(router):
+def test_failure_of_divided_program_is_raised_once(router):
     table = torch.ones(3, 2, device="remote_accelerator:2")
     lost = torch.nn.functional.embedding(torch.tensor([7], device="remote_accelerator:2"), table)
     with pytest.raises(djinn.errors.RemoteError):

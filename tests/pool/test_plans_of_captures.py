@@ -15,7 +15,7 @@ def linears():
     return torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(6)]).to(REMOTE)
 
 
-def plan(model):
+def plan_linears(model):
     with djinn.capture() as captured, torch.no_grad():
         kept = model(torch.zeros(2, 32))
     result = djinn.plan(captured, until="place")
@@ -25,7 +25,7 @@ def plan(model):
 
 def test_capture_is_planned_for_all_executors(make_pool):
     with make_pool("balanced"):
-        result = plan(linears())
+        result = plan_linears(linears())
     assert result.placement.policy == "balanced"
     assert {decision.device[0] for decision in result.placement.decisions} == {"0", "1"}
     assert result.schedule is None
@@ -38,7 +38,7 @@ def test_capture_plan_follows_weights(make_pool):
         router = open_session().router
         homes = [router.home(storage_of(weight.remote.handle)) for weight in model.parameters()]
         sent = djinn.stats()["submissions"]
-        result = plan(model)
+        result = plan_linears(model)
         assert djinn.stats()["submissions"] == sent
         placed = [int(result.placement.values[weight.remote.handle][0]) for weight in model.parameters()]
     assert set(homes) == {0, 1}

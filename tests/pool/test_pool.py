@@ -21,8 +21,8 @@ from djinn_core.wire.peer_messages import PeerTicket
 REMOTE = "remote_accelerator:0"
 
 
-def values_held(router):
-    """Number of values on each executor, once everything that is gone was freed."""
+def value_counts(router):
+    """Return the number of values on each executor after all dead values were freed."""
     gc.collect()
     djinn.synchronize()
     return [figures(member)["values"] for member in router.executors.members]
@@ -39,7 +39,7 @@ def test_work_runs_on_both_executors(round_robin_pool):
     )
 
 
-def test_writes_through_views_and_copies(round_robin_pool):
+def test_writes_through_views_and_copies_equal_cpu(round_robin_pool):
     def run(device):
         base = torch.arange(24.0, device=device).reshape(4, 6)
         view, column = base[1:], base[:, ::5]
@@ -94,7 +94,7 @@ def test_random_numbers_equal_one_executor(round_robin_pool):
         assert torch.equal(one, other)
 
 
-def test_data_dependent_shapes(round_robin_pool):
+def test_data_dependent_shapes_equal_cpu(round_robin_pool):
     given = torch.tensor([3.0, -1.0, 2.0, -5.0])
     ours = given.to(REMOTE)
     assert torch.equal(torch.nonzero(ours > 0).cpu(), torch.nonzero(given > 0))
@@ -118,7 +118,7 @@ def test_dtypes_and_layouts_are_transferred(round_robin_pool):
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
 def test_sparse_and_nested_parts_are_transferred(round_robin_pool):
-    """The ops that put them together run on one of the executors, and take parts that any of them computed."""
+    """One executor combines the parts, which any executor may have computed."""
     held, expected = one_of_each(REMOTE), one_of_each("cpu")
     assert equal(plain(held), plain(expected))
     for ours, theirs in zip(held[1:3], expected[1:3], strict=True):
@@ -130,15 +130,15 @@ def test_sparse_and_nested_parts_are_transferred(round_robin_pool):
 
 
 def test_values_are_freed_on_both_executors(round_robin_pool):
-    before = values_held(round_robin_pool)
+    before = value_counts(round_robin_pool)
     kept = torch.arange(100.0).to(REMOTE)
     for _ in range(5):
         other = (kept * 2 + 1) @ (kept - 3)
         other.item()
     del other
-    assert sum(values_held(round_robin_pool)) == sum(before) + 1
+    assert sum(value_counts(round_robin_pool)) == sum(before) + 1
     del kept
-    assert values_held(round_robin_pool) == before
+    assert value_counts(round_robin_pool) == before
 
 
 def test_failure_follows_dependent_values(round_robin_pool):
@@ -193,7 +193,7 @@ def kill(number):
     kill_executor(number)
 
 
-def test_upload_and_fetch_without_program(round_robin_pool):
+def test_upload_and_fetch_need_no_program(round_robin_pool):
     given = torch.arange(4.0)
     ours = given.to(REMOTE)
     later = ours + 1
@@ -212,7 +212,7 @@ def test_dead_uploads_are_not_held(round_robin_pool):
     assert not round_robin_pool._uploads._held
 
 
-def interrupted(*_, **__):
+def raise_interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -222,7 +222,7 @@ def test_interrupted_fetch_can_be_repeated(round_robin_pool, monkeypatch):
     assert len(pending._ticket.waiting) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
-        patch.setattr(round_robin_pool.executors.members[1].replies, "receive_until", interrupted)
+        patch.setattr(round_robin_pool.executors.members[1].replies, "receive_until", raise_interrupt)
         pending.result()
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
 
@@ -249,8 +249,8 @@ def test_interrupt_waits_until_program_is_sent(round_robin_pool, monkeypatch):
     assert not any(member.replies.pending or member.replies._arrived for member in round_robin_pool.executors.members)
 
 
-def counted(killed):
-    """Result of some steps of updates in place and dropout on a state; at the given steps executors are killed."""
+def run_with_kills(killed):
+    """Return results of in-place updates and dropout on a state. Executors are killed at the given steps."""
     torch.manual_seed(3)
     state, rate = torch.ones(50).to(REMOTE), torch.full((50,), 0.5).to(REMOTE)
     found = []
@@ -263,8 +263,8 @@ def counted(killed):
 
 
 def test_dead_executors_are_replaced(round_robin_pool):
-    expected = counted({})
-    assert counted({3: [1], 11: [0, 1]}) == expected
+    expected = run_with_kills({})
+    assert run_with_kills({3: [1], 11: [0, 1]}) == expected
     assert figures(round_robin_pool)["peer_bytes"] > 0  # of the new ones
 
 
@@ -302,8 +302,8 @@ def test_lost_executor_ends_session(make_pool):
 
 
 @pytest.fixture
-def separated(monkeypatch):
-    """Executors that are told addresses at which no executor listens: they do not reach each other."""
+def unreachable_peers(monkeypatch):
+    """Give executors addresses at which no executor listens, so that they cannot reach each other."""
 
     def nowhere(self, question, kind):
         reply = ask(self, question, kind)
@@ -313,7 +313,7 @@ def separated(monkeypatch):
     monkeypatch.setattr(Replies, "ask", nowhere)
 
 
-def test_transfer_without_peer_link_passes_client(make_pool, separated, caplog):
+def test_transfer_without_peer_link_passes_client(make_pool, unreachable_peers, caplog):
     with make_pool("round_robin"):
         assert "values between them pass through this process" in caplog.text
         given = torch.arange(12.0).reshape(3, 4)

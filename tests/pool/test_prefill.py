@@ -16,8 +16,8 @@ REMOTE = "remote_accelerator:0"
 LENGTH = 24
 
 
-class Divided:
-    """The optimization with chunks that are given, however short the prompt."""
+class FixedChunks:
+    """The optimization `prefill` with given chunks, independent of the prompt's length."""
 
     djinn_api_version = "2.0"
     ends = (10, LENGTH)
@@ -28,14 +28,14 @@ class Divided:
 
 
 @pytest.fixture(scope="module")
-def divided(make_pool):
-    plugin = Divided()
+def fixed_chunks(make_pool):
+    plugin = FixedChunks()
     others = ("round_robin", "cleanup", "attention", "kv_cache", "transformer")
     with make_pool("round_robin", plugins=["pool", *others, plugin], exact=False):
         yield plugin
 
 
-def was_divided(plans):
+def prefill_reasons(plans):
     results = [r for plan in plans for r in plan.plan.results if r.optimization == "prefill"]
     return [r.reason for r in results if r.applied], [r.reason for r in results if not r.applied]
 
@@ -52,7 +52,7 @@ def models():
 
 @torch.no_grad()
 @pytest.mark.parametrize(("name", "prompts"), [("llama", 2), ("gpt", 1)])
-def test_divided_prefill_keeps_tokens(divided, name, prompts):
+def test_divided_prefill_keeps_tokens(fixed_chunks, name, prompts):
     model = models()[name]
     prompt = torch.randint(1, 64, (prompts, LENGTH))
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
@@ -60,12 +60,12 @@ def test_divided_prefill_keeps_tokens(divided, name, prompts):
     model.to(REMOTE)
     with client.record_plans() as plans:
         assert torch.equal(model.generate(prompt.to(REMOTE), **options).cpu(), tokens)
-    assert was_divided(plans)[0] == ["as given"]
+    assert prefill_reasons(plans)[0] == ["as given"]
     torch.testing.assert_close(model(prompt.to(REMOTE)).logits.cpu(), logits)
 
 
-class Shapes(torch.nn.Module):
-    """Ways to come from rows to rows, and attention in between."""
+class ShapeOps(torch.nn.Module):
+    """Shape ops between rows, with attention in between."""
 
     def __init__(self, length):
         super().__init__()
@@ -88,20 +88,20 @@ class Shapes(torch.nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("ends", [(10, LENGTH), (1, 2, LENGTH - 1)], ids=["two", "three"])
-def test_divided_prefill_of_any_ops(divided, ends, monkeypatch):
-    monkeypatch.setattr(Divided, "ends", ends)
+def test_divided_prefill_of_any_ops(fixed_chunks, ends, monkeypatch):
+    monkeypatch.setattr(FixedChunks, "ends", ends)
     torch.manual_seed(0)
-    model, ids = Shapes(ends[-1]).eval(), torch.randint(1, 64, (1, ends[-1]))
+    model, ids = ShapeOps(ends[-1]).eval(), torch.randint(1, 64, (1, ends[-1]))
     expected = model(ids)
     model.to(REMOTE)
     with client.record_plans() as plans:
         for mine, other in zip(model(ids.to(REMOTE)), expected, strict=True):
             torch.testing.assert_close(mine.cpu(), other)
-    assert was_divided(plans)[0][:1] == ["as given"], [(len(p.graph.nodes), p.plan.results) for p in plans]
+    assert prefill_reasons(plans)[0][:1] == ["as given"], [(len(p.graph.nodes), p.plan.results) for p in plans]
 
 
-class Masked(torch.nn.Module):
-    """Attention with a mask of its own; or rows that are written into."""
+class MaskedOrWritten(torch.nn.Module):
+    """Attention with an explicit mask, or with a write into its rows."""
 
     def __init__(self, written):
         super().__init__()
@@ -121,12 +121,12 @@ class Masked(torch.nn.Module):
 @pytest.mark.parametrize(
     ("written", "reason"), [(True, "mul_.*writes into values that would be split"), (False, "has a mask or dropout")]
 )
-def test_indivisible_prefill_gives_reason(divided, written, reason):
-    model, ids = Masked(written).eval(), torch.randint(1, 64, (1, LENGTH))
+def test_indivisible_prefill_gives_reason(fixed_chunks, written, reason):
+    model, ids = MaskedOrWritten(written).eval(), torch.randint(1, 64, (1, LENGTH))
     expected = model(ids)
     model.to(REMOTE)
     with client.record_plans() as plans:
         torch.testing.assert_close(model(ids.to(REMOTE)).cpu(), expected)
-    applied, refused = was_divided(plans)
+    applied, refused = prefill_reasons(plans)
     assert not applied
     assert any(re.search(reason, r) for r in refused), refused

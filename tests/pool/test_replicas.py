@@ -17,8 +17,8 @@ from djinn_pool.topology import ObservedLink
 REMOTE = "remote_accelerator:0"
 
 
-class Always:
-    """Whatever can be computed again is."""
+class AlwaysReplicate:
+    """An optimization that replicates each value that can be computed again."""
 
     djinn_api_version = "2.0"
 
@@ -28,7 +28,7 @@ class Always:
 
 
 class Heads(torch.nn.Module):
-    """Two readers, on two executors, of what is made on one."""
+    """Two readers, on two executors, of a value that one executor computes."""
 
     def __init__(self):
         super().__init__()
@@ -43,10 +43,10 @@ class Heads(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def heads(make_pool):
-    """Links are as they are said to be here: on a busy machine they look so slow to answer that one large value is cheaper than some small ones."""
+    """Yield a pool with fixed link times. On a busy machine, measured links look slow and change the placement."""
     pins = {"table*": "0", "wide*": "0", "left*": "0", "right*": "1"}
     with (
-        make_pool("pinned", pins=pins, plugins=["pool", "pinned", "cleanup", Always()]) as router,
+        make_pool("pinned", pins=pins, plugins=["pool", "pinned", "cleanup", AlwaysReplicate()]) as router,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(ObservedLink, "update_speed", lambda *_: False)

@@ -27,8 +27,8 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def limited(python, plain_environment, tmp_path):
-    """A server with two devices of 256 MiB each, which keeps no weights and no journals."""
+def small_server(python, plain_environment, tmp_path):
+    """Yield a server with two devices of 256 MiB each, without a weight store or journals."""
     options = [
         "--device",
         "all",
@@ -47,8 +47,8 @@ def limited(python, plain_environment, tmp_path):
 
 
 @pytest.fixture
-def another_client(python, plain_environment, limited, tmp_path):
-    """A function that has another client hold so many bytes on the first device, until the test ends."""
+def another_client(python, plain_environment, small_server, tmp_path):
+    """Return a function that lets another client hold a number of bytes on the first device until the test ends."""
     ends, processes = [], []
 
     def hold(nbytes):
@@ -57,8 +57,10 @@ def another_client(python, plain_environment, limited, tmp_path):
         read, write = os.pipe()
         ends.append(os.fdopen(write, "wb"))
         with os.fdopen(read, "rb") as given, log.open("wb") as file:
-            environment = plain_environment | {"DJINN_CONNECTION_FILE": str(limited.file)}
-            started = python.start(script, limited.file, nbytes, env=environment, stdin=given, stdout=file, stderr=file)
+            environment = plain_environment | {"DJINN_CONNECTION_FILE": str(small_server.file)}
+            started = python.start(
+                script, small_server.file, nbytes, env=environment, stdin=given, stdout=file, stderr=file
+            )
         processes.append(started)
         wait_for(lambda: "held" in log.read_text() or started.poll() is not None, "the other client's memory")
         assert "held" in log.read_text(), log.read_text()
@@ -74,13 +76,13 @@ def bytes_held():
     return [figures(member)["memory"] for member in open_session().executors.members]
 
 
-def test_next_programs_go_to_device_with_memory(limited, another_client):
+def test_next_programs_go_to_device_with_memory(small_server, another_client):
     def run():
         made = torch.ones(100 * MIB, dtype=torch.uint8, device=REMOTE)
         assert made[-1].item() == 1
         return made
 
-    with configured(connection_file=limited.file, placement_policy="single"):
+    with configured(connection_file=small_server.file, placement_policy="single"):
         run()
         assert bytes_held() == [0, 0]
         assert min(device.memory_free for device in open_session().router.topology().devices) > 200 * MIB

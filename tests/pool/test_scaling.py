@@ -24,8 +24,11 @@ from djinn_pool.routes import Routes
 REMOTE = "remote_accelerator:0"
 
 
-def trained(at=None, steps=12):
-    """Losses of steps with dropout, AdamW, noise of a generator, and a tensor of an index; `at`: what to do after a step."""
+def train(at=None, steps=12):
+    """Return losses of steps with dropout, AdamW, generator noise, and a tensor of an index.
+
+    `at`: function by step, to call after that step.
+    """
     torch.manual_seed(0)
     layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4)]
     model = torch.nn.Sequential(*layers).to(REMOTE)
@@ -49,7 +52,7 @@ def scale(count):
     return lambda: djinn.scale(executors=count)
 
 
-def raising(error):
+def fail_with(error):
     def fail(*_):
         raise error
 
@@ -58,15 +61,15 @@ def raising(error):
 
 def test_session_scales_up_and_down(make_pool):
     with make_pool("round_robin", executors=1):
-        expected = trained()
+        expected = train()
         kept = torch.arange(6.0).to(REMOTE)
         view = kept[2:4]
         gc.freeze()  # as programs do that fork: their tensors are no less theirs
-        assert trained({2: scale(3)}) == expected
+        assert train({2: scale(3)}) == expected
         assert torch.remote_accelerator.device_count() == 4
         placed = torch.arange(5.0).to("remote_accelerator:3")
         sent = figures(djinn.testing.open_session().router, 1)["peer_bytes"]
-        assert trained({3: scale(1), 7: scale(2)}) == expected
+        assert train({3: scale(1), 7: scale(2)}) == expected
         assert figures(djinn.testing.open_session().router, 1)["peer_bytes"] >= sent > 0, (
             "what went there stays counted"
         )
@@ -81,10 +84,10 @@ def test_session_scales_up_and_down(make_pool):
         assert djinn.compat.is_initialized()
 
 
-def test_executor_dies_while_joining_or_leaving(make_pool, monkeypatch):
-    """Its place is taken by another one, which knows what it did; one that cannot be replaced joins no pool."""
+def test_executor_killed_while_joining_or_leaving_is_replaced(make_pool, monkeypatch):
+    """A new executor replaces it and recovers its state. An executor that cannot be replaced joins no pool."""
     with make_pool("round_robin") as router:
-        expected = trained()
+        expected = train()
 
         def kill_in_the_middle(*given):
             os.kill(executor_processes()[-1], signal.SIGKILL)
@@ -92,7 +95,7 @@ def test_executor_dies_while_joining_or_leaving(make_pool, monkeypatch):
 
         move, opening = router._routes.move, scaling.open_more
         monkeypatch.setattr(router._routes, "move", kill_in_the_middle)
-        assert trained({5: scale(1)}) == expected
+        assert train({5: scale(1)}) == expected
 
         def open_and_kill(*given):
             opened = opening(*given)
@@ -104,40 +107,40 @@ def test_executor_dies_while_joining_or_leaving(make_pool, monkeypatch):
             djinn.scale(executors=2)
         monkeypatch.undo()
         assert len(open_connections()) == 1
-        assert trained({5: scale(2)}) == expected
+        assert train({5: scale(2)}) == expected
 
 
 def test_pool_starts_after_interrupted_join(make_pool, monkeypatch):
-    """The executor that did not join keeps its number, which no other one gets."""
+    """The executor whose join failed keeps its number, which no other executor gets."""
     with make_pool("round_robin", executors=1):
-        expected = trained()
+        expected = train()
         with monkeypatch.context() as failing:
-            failing.setattr(Routes, "connect_peers", raising(KeyboardInterrupt))
+            failing.setattr(Routes, "connect_peers", fail_with(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 djinn.scale(executors=2)
         assert len(open_connections()) == 1
-        assert trained({2: scale(3), 5: scale(2), 8: scale(1)}) == expected
+        assert train({2: scale(3), 5: scale(2), 8: scale(1)}) == expected
         assert len(executor_processes()) == 1
 
 
 def test_joined_executors_stay_after_interrupt(make_pool, monkeypatch):
     with make_pool("round_robin", executors=1):
-        expected = trained()
+        expected = train()
         kept = torch.arange(4.0).to(REMOTE)
         with monkeypatch.context() as interrupted:
-            interrupted.setattr(scaling, "compare_operators", raising(KeyboardInterrupt))
+            interrupted.setattr(scaling, "compare_operators", fail_with(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 djinn.scale(executors=2)
         assert len(open_connections()) == len(executor_processes()) == client.settings().executors == 2
         djinn.synchronize()
-        assert trained({3: scale(1), 6: scale(2)}) == expected
+        assert train({3: scale(1), 6: scale(2)}) == expected
         assert kept.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("failing", ["_planner.discard_plans", "_calibrate"])
 def test_failed_join_is_forgotten(make_pool, monkeypatch, failing):
     with make_pool("round_robin") as router:
-        expected, before = trained(), router.topology()
+        expected, before = train(), router.topology()
         failed = []
 
         def fail_once(*_):
@@ -154,10 +157,10 @@ def test_failed_join_is_forgotten(make_pool, monkeypatch, failing):
         assert router.topology().devices == before.devices
         assert {(a.source, a.target) for a in router.topology().links} == {(a.source, a.target) for a in before.links}
         assert len(executor_processes()) == client.settings().executors == 2
-        assert trained({2: scale(3), 6: scale(1)}) == expected
+        assert train({2: scale(3), 6: scale(1)}) == expected
 
 
-def test_session_has_own_router(make_pool):
+def test_each_session_has_own_router(make_pool):
     with make_pool("round_robin") as router:
         djinn.shut_down()
         djinn.init()
@@ -168,7 +171,7 @@ def test_session_has_own_router(make_pool):
 @pytest.mark.parametrize("executors", [1, 2])
 def test_partial_join_is_undone(make_pool, monkeypatch, executors):
     with make_pool("round_robin", executors=executors):
-        expected = trained()
+        expected = train()
         session = djinn.testing.open_session()
         connect, made = session._connect, []
 
@@ -183,11 +186,11 @@ def test_partial_join_is_undone(make_pool, monkeypatch, executors):
             with pytest.raises(djinn.errors.SessionLost, match="the second one"):
                 djinn.scale(executors=executors + 2)
         assert len(session.executors.present) == len(executor_processes()) == executors
-        assert trained({2: scale(executors + 2), 6: scale(1)}) == expected
+        assert train({2: scale(executors + 2), 6: scale(1)}) == expected
 
 
-class Refusing:
-    """A router whose first request to have executors leave is interrupted."""
+class InterruptedRouter:
+    """A router whose first request to remove executors is interrupted."""
 
     def __init__(self, router):
         self._router, self._refused = router, False
@@ -202,18 +205,18 @@ class Refusing:
         self._router.leave(numbers)
 
 
-def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_path, monkeypatch):
+def test_servers_join_and_leave_session(serving, start_python, plain_environment, tmp_path, monkeypatch):
     options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
     environment = plain_environment | {"DJINN_TOKEN": serving.token}
     other = start_server(start_python, tmp_path, *options, env=environment)
     first, second = (next(url for url in urls if url.startswith("tcp")) for urls in (serving.urls, other.urls))
     try:
         with configured(servers=[first], token=serving.token, disable=("local",), placement_policy="round_robin"):
-            expected = trained()
+            expected = train()
             kept = torch.arange(6.0).to(REMOTE)
             view = kept[2:4]
             changes = {3: lambda: djinn.scale(servers=[first, second]), 7: lambda: djinn.scale(servers=[second])}
-            assert trained(changes) == expected
+            assert train(changes) == expected
             assert [one.url for one in open_connections()] != []
             assert djinn.compat.get_runtime_state().servers == (second,)
             view.add_(1)
@@ -223,11 +226,13 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
             with pytest.raises(djinn.errors.TransportError):
                 djinn.scale(servers=[second, "tcp://127.0.0.1:9"])
             with monkeypatch.context() as interrupted:
-                interrupted.setattr(session := djinn.testing.open_session(), "router", Refusing(session.router))
+                interrupted.setattr(
+                    session := djinn.testing.open_session(), "router", InterruptedRouter(session.router)
+                )
                 with pytest.raises(KeyboardInterrupt):
                     djinn.scale(servers=[first])
             assert djinn.compat.get_runtime_state().servers == client.settings().servers == (second,)
-            assert trained() == expected
+            assert train() == expected
     finally:
         other.stop()
 
@@ -252,7 +257,7 @@ def test_invalid_scaling_is_refused(make_pool):
         assert kept.tolist() == [1, 1, 1]
 
 
-def refusing_to_pin(ask):
+def refuse_to_pin(ask):
     def refuse(message, kind):
         if isinstance(message, CacheRequest) and message.action == "pin":
             return CacheReply(0, 0, 0, limited=True, refused="it is full")
@@ -270,7 +275,7 @@ def test_moved_caches_stay_pinned(make_pool, monkeypatch):
         assert cache.pin().pinned == 1 << 19
         with monkeypatch.context() as full:
             full.setattr(
-                router.executors.members[0].replies, "ask", refusing_to_pin(router.executors.members[0].replies.ask)
+                router.executors.members[0].replies, "ask", refuse_to_pin(router.executors.members[0].replies.ask)
             )
             with pytest.raises(djinn.errors.DoesNotFit, match=r"too little free memory to pin.*it is full"):
                 djinn.scale(executors=1)
@@ -284,18 +289,18 @@ def test_moved_caches_stay_pinned(make_pool, monkeypatch):
 
 
 def test_standby_log_restores_pool_executor(make_pool):
-    """Without journals, from what this program has sent; values between executors pass through it."""
+    """There are no journals: the program's log restores the state. Peer values pass through the program."""
     with make_pool("round_robin", recover=False, standby=["engine"]) as router:
-        expected = trained()
-        assert trained({5: lambda: os.kill(executor_processes()[1], signal.SIGKILL)}) == expected
+        expected = train()
+        assert train({5: lambda: os.kill(executor_processes()[1], signal.SIGKILL)}) == expected
         assert figures(router)["peer_bytes"] == 0
         assert (
-            trained({3: scale(3), 6: lambda: os.kill(executor_processes()[2], signal.SIGKILL), 8: scale(1)}) == expected
+            train({3: scale(3), 6: lambda: os.kill(executor_processes()[2], signal.SIGKILL), 8: scale(1)}) == expected
         )
 
 
 def test_hooks_run_under_lock_during_scaling(monkeypatch):
-    """A thread that a hook starts may register another hook, and the hook may wait for it."""
+    """A hook may start a thread that registers another hook, and wait for it."""
     free = []
 
     def take():

@@ -18,8 +18,8 @@ TOKENS = 6
 
 
 @pytest.fixture(scope="module")
-def spread(make_pool):
-    """Two executors; what is spread over them is what is worth it."""
+def stream_pool(make_pool):
+    """Yield the router of two executors that divides programs if it pays."""
     with make_pool("cost_based") as router:
         yield router
 
@@ -38,8 +38,8 @@ def batches(count=6):
 
 
 @pytest.fixture
-def given_to(spread, monkeypatch):
-    """Lengths of the programs that each executor was given to run meanwhile."""
+def program_lengths(stream_pool, monkeypatch):
+    """Return, by executor, the lengths of the programs that it ran since the start of the test."""
     lengths = defaultdict(list)
 
     def counting(number, run):
@@ -50,13 +50,13 @@ def given_to(spread, monkeypatch):
 
         return count
 
-    for number, member in enumerate(spread.executors.members):
+    for number, member in enumerate(stream_pool.executors.members):
         monkeypatch.setattr(member.submissions, "run", counting(number, member.submissions.run))
     return lengths
 
 
 def stream(model, given):
-    """Results that are not awaited one by one."""
+    """Return results that are not awaited one by one."""
     made = [model(batch.to(REMOTE)).to("cpu", non_blocking=True) for batch in given]
     return [one + 0 for one in made]
 
@@ -66,7 +66,7 @@ def all_equal(found, expected):
 
 
 @torch.no_grad()
-def test_executors_alternate_inputs(given_to):
+def test_executors_alternate_inputs(program_lengths):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
@@ -75,24 +75,24 @@ def test_executors_alternate_inputs(given_to):
     # Not of those that came when the executors were done with what was before.
     assert any("the turn of this device" in plan.placement.decisions[-1].reason for plan in plans)
     stream(ours, given)  # the first one of a stream follows none, and copies of weights are there now: a plan more
-    given_to.clear()
+    program_lengths.clear()
     with client.record_plans() as again:
         assert all_equal(stream(ours, given), expected)
     assert len(again) < len(given) / 2
-    assert len(given_to) == 2
+    assert len(program_lengths) == 2
 
 
 @torch.no_grad()
-def test_awaited_inputs_stay_on_one_executor(given_to):
+def test_awaited_inputs_stay_on_one_executor(program_lengths):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
     assert all_equal([ours(batch.to(REMOTE)).cpu() for batch in given], expected)
-    assert len(given_to) == 1
+    assert len(program_lengths) == 1
 
 
 @torch.no_grad()
-def test_changed_weights_are_copied_again(spread):
+def test_changed_weights_are_copied_again(stream_pool):
     model, given = network().eval(), batches()
     ours = network().eval().to(REMOTE)
     assert all_equal(stream(ours, given), [model(batch) for batch in given])
@@ -102,7 +102,7 @@ def test_changed_weights_are_copied_again(spread):
 
 
 @torch.no_grad()
-def test_stateful_statistics_keep_order(given_to):
+def test_stateful_statistics_keep_order(program_lengths):
     model, given = network().train(), batches()
     ours = network().train().to(REMOTE)
     expected = [model(batch) for batch in given]
@@ -110,12 +110,12 @@ def test_stateful_statistics_keep_order(given_to):
         assert all_equal(stream(ours, given), expected)
     reasons = {r.reason for p in plans for r in p.plan.results if r.optimization == "pipelining"}
     assert any("writes a value that the next program may read" in reason for reason in reasons)
-    assert len(given_to) == 1
+    assert len(program_lengths) == 1
     torch.testing.assert_close(ours[2].running_mean.cpu(), model[2].running_mean)
 
 
 @torch.no_grad()
-def test_dependent_inputs_keep_order(given_to):
+def test_dependent_inputs_keep_order(program_lengths):
     torch.manual_seed(2)
     cell = torch.nn.Conv2d(8, 8, 3, padding=1)
     expected, state = [], torch.randn(2, 8, 128, 128)
@@ -128,23 +128,23 @@ def test_dependent_inputs_keep_order(given_to):
         there = ours(ours(there)).tanh()
         made.append(there.mean().to("cpu", non_blocking=True))
     assert all_equal([one + 0 for one in made], expected)
-    assert len(given_to) == 1
+    assert len(program_lengths) == 1
 
 
 @torch.no_grad()
-def test_resident_inputs_alternate(given_to):
+def test_resident_inputs_alternate_executors(program_lengths):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours, there = model.to(REMOTE), [batch.to(REMOTE) for batch in given]
     for _ in range(3):
-        given_to.clear()
+        program_lengths.clear()
         made = [ours(batch).to("cpu", non_blocking=True) for batch in there]
         assert all_equal([one + 0 for one in made], expected)
-    assert len(given_to) == 2
+    assert len(program_lengths) == 2
 
 
-class Answering:
-    """Stands for an executor, and for its replies: what it has answered is in `answered`."""
+class FakeMember:
+    """A fake executor and its replies. `answered`: numbers of the answered submissions."""
 
     def __init__(self):
         self.replies, self.answered = self, set()
@@ -156,7 +156,7 @@ class Answering:
 def test_least_loaded_executor_is_next():
     executors = Executors()
     for _ in range(3):
-        executors.enter(Answering())
+        executors.enter(FakeMember())
     members = executors.members
     balancer, family = LoadBalancer(executors), ProgramFamily()
     assert balancer.propose(family) is None, "nothing is under way"
@@ -178,7 +178,7 @@ def test_least_loaded_executor_is_next():
 
 
 @torch.no_grad()
-def test_threads_form_a_stream(spread):
+def test_inputs_of_threads_form_a_stream(stream_pool):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
@@ -202,8 +202,8 @@ class Layer(torch.nn.Module):
 
 
 @torch.no_grad()
-def decoded(device, width=16):
-    """The tokens of a model, each of which is waited for, and its cache."""
+def decode(device, width=16):
+    """Return the tokens of a model, each of which is awaited, and its cache."""
     torch.manual_seed(4)
     words, layers = torch.randn(50, width).to(device), [Layer(width).to(device) for _ in range(8)]
     caches, token, found = [[torch.randn(1, 9, width).to(device) for _ in range(2)] for _ in layers], 0, []
@@ -216,27 +216,27 @@ def decoded(device, width=16):
     return found, [one.cpu() for cache in caches for one in cache]
 
 
-def test_decoding_stays_on_one_executor(given_to):
+def test_decoding_stays_on_one_executor(program_lengths):
     djinn.synchronize()
-    given_to.clear()
-    tokens, caches = decoded(REMOTE)
-    expected = decoded("cpu")
+    program_lengths.clear()
+    tokens, caches = decode(REMOTE)
+    expected = decode("cpu")
     assert tokens == expected[0]
     assert all_equal(caches, expected[1])
-    (lengths,) = given_to.values()
+    (lengths,) = program_lengths.values()
     assert len(lengths) >= TOKENS
 
 
 @torch.no_grad()
-def test_formerly_awaited_programs_alternate(given_to):
+def test_formerly_awaited_programs_alternate(program_lengths):
     model, given = network().eval(), batches()
     expected = [model(batch) for batch in given]
     ours = model.to(REMOTE)
     for _ in range(6):
-        given_to.clear()
+        program_lengths.clear()
         assert torch.equal(ours(given[0].to(REMOTE)).cpu(), expected[0])
-    assert len(given_to) == 1
+    assert len(program_lengths) == 1
     for _ in range(2):
-        given_to.clear()
+        program_lengths.clear()
         assert all_equal(stream(ours, given), expected)
-    assert len(given_to) == 2
+    assert len(program_lengths) == 2

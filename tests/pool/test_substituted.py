@@ -13,8 +13,8 @@ from djinn_core.ir.handles import storage_of
 REMOTE = "remote_accelerator:0"
 
 
-class Gated(torch.nn.Module):
-    """Two products of one input; a convolution with a batch norm."""
+class GatedAndConvolution(torch.nn.Module):
+    """Two products of one input, and a convolution with a batch norm."""
 
     def __init__(self):
         super().__init__()
@@ -28,14 +28,14 @@ class Gated(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def inexact(make_pool):
+def inexact_session(make_pool):
     with make_pool("round_robin", exact=False, disable=("adaptive",)) as router:
         yield router
 
 
 @torch.no_grad()
-def test_derived_weights_are_cached_until_change(inexact):
-    theirs = Gated().eval()
+def test_derived_weights_are_cached_until_change(inexact_session):
+    theirs = GatedAndConvolution().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
     rows = torch.randn(1, 16)
     with client.record_plans() as plans:
@@ -43,7 +43,7 @@ def test_derived_weights_are_cached_until_change(inexact):
     assert {"fuse_projections", "fold_batch_norms"} <= {
         r.optimization for p in plans for r in p.plan.results if r.applied
     }
-    derived = inexact._planner.derived.values
+    derived = inexact_session._planner.derived.values
     before = len(derived._cached)
     for _ in range(2):
         torch.testing.assert_close(ours(rows.to(REMOTE)).cpu(), theirs(rows))
@@ -55,23 +55,23 @@ def test_derived_weights_are_cached_until_change(inexact):
 
 
 @torch.no_grad()
-def test_derived_values_are_freed_with_weights(inexact):
-    derived = inexact._planner.derived.values
-    ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 16).to(REMOTE)
+def test_derived_values_are_freed_with_weights(inexact_session):
+    derived = inexact_session._planner.derived.values
+    ours, rows = GatedAndConvolution().eval().to(REMOTE), torch.randn(1, 16).to(REMOTE)
     ours(rows).cpu()
     assert derived
     storages = {storage_of(v) for made in derived._cached.values() for v in made}
-    assert storages <= inexact._locations.homes.keys()
+    assert storages <= inexact_session._locations.homes.keys()
     del ours
     for _ in range(2):
         (rows + 1).cpu()
     left = {storage_of(v) for made in derived._cached.values() for v in made}
-    assert not (storages - left) & inexact._locations.homes.keys()
+    assert not (storages - left) & inexact_session._locations.homes.keys()
     assert storages - left
 
 
 @torch.no_grad()
-def test_folded_batch_norm_with_split_batch(inexact):
+def test_folded_batch_norm_with_split_batch(inexact_session):
     layers = [
         torch.nn.Conv2d(3, 24, 3),
         torch.nn.BatchNorm2d(24),

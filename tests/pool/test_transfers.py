@@ -46,7 +46,7 @@ def content(found):
 
 
 def take(inbox, transfer, source, seconds):
-    """A transfer, or why it is lost; None if neither is known in time."""
+    """Return a transfer, the reason of its loss, or None if it is still pending after `seconds`."""
     deadline = time.monotonic() + seconds
     while isinstance(found := inbox.take(transfer, source), Wait):
         if time.monotonic() >= deadline:
@@ -62,8 +62,8 @@ def has_room(route, seconds):
     return route.has_room
 
 
-def waited_for(waits):
-    """What a handler returns that waits."""
+def drain_handler(waits):
+    """Run a handler's waits to the end. Return its result."""
     while True:
         try:
             wait = next(waits)
@@ -73,8 +73,8 @@ def waited_for(waits):
             time.sleep(0.001)
 
 
-class Breaking:
-    """An end of a connection that breaks now and then. A fake of a bad network."""
+class BreakingConnection:
+    """A connection on a fake bad network, which breaks now and then."""
 
     def __init__(self, inner, chance, odds):
         self.inner, self._chance, self._odds = inner, chance, odds
@@ -95,8 +95,8 @@ class Breaking:
         self.inner.close()
 
 
-class Ways:
-    """One executor that sends to another one."""
+class SendingExecutor:
+    """An executor that sends to another executor."""
 
     def __init__(self, odds=0.0, patience=5.0, source=HERE):
         self.source = source
@@ -111,7 +111,7 @@ class Ways:
     def dial(self):
         if self.refuses:
             raise TransportError("no executor listens")
-        ours, theirs = (Breaking(end, self._chance, self._odds) for end in connected_pair())
+        ours, theirs = (BreakingConnection(end, self._chance, self._odds) for end in connected_pair())
         self.connections.append(ours)
         threading.Thread(target=self._welcome, args=(theirs,), daemon=True).start()
         return ours, decode(ours.receive(300.0).head).received
@@ -137,11 +137,11 @@ class Ways:
 
 
 @pytest.fixture
-def ways():
+def make_sender():
     made = []
 
     def make(**options):
-        made.append(Ways(**options))
+        made.append(SendingExecutor(**options))
         return made[-1]
 
     yield make
@@ -151,7 +151,7 @@ def ways():
 
 @pytest.fixture
 def journal(tmp_path):
-    """A journal, and what another process reads of it when this one has died."""
+    """Return a journal, and a function that returns what another process reads from it after this one has died."""
 
     def die():
         new.leave()
@@ -161,16 +161,16 @@ def journal(tmp_path):
     return new, die
 
 
-def closed(past):
-    """A journal that has a past and logs nothing."""
+def journal_with_past(past):
+    """Return a journal that has a past and logs nothing."""
     journal = Journal()
     journal.past = past
     return journal
 
 
 @pytest.mark.parametrize("odds", [0.0, 0.05])
-def test_transfers_arrive_once_and_in_order(ways, odds):
-    both, count = ways(odds=odds), 60
+def test_transfers_arrive_once_and_in_order(make_sender, odds):
+    both, count = make_sender(odds=odds), 60
     both.connect()
     for number in range(1, count + 1):
         both.send(number)
@@ -185,8 +185,8 @@ def test_transfers_arrive_once_and_in_order(ways, odds):
     assert both.route.unacknowledged_bytes < 1 << 20
 
 
-def test_taken_transfers_survive_restart(ways, journal):
-    both, (writing, die) = ways(), journal
+def test_taken_transfers_survive_restart(make_sender, journal):
+    both, (writing, die) = make_sender(), journal
     both.inbox.begin(writing, {})
     both.connect()
     for number in (1, 2, 3):
@@ -195,7 +195,7 @@ def test_taken_transfers_survive_restart(ways, journal):
     with both.inbox.journal_lock:  # the third is written, too
         past = die()
     before, both.inbox = both.inbox, TransferInbox(patience=5.0)
-    both.inbox.begin(closed(past), {})
+    both.inbox.begin(journal_with_past(past), {})
     both.send(4)
     before.close()  # its connections end with it, and are dialled again
     for number in (1, 2, 3, 4):
@@ -203,8 +203,8 @@ def test_taken_transfers_survive_restart(ways, journal):
     past.close()
 
 
-def test_replayed_sender_skips_taken_transfers(ways):
-    both = ways()
+def test_replayed_sender_skips_taken_transfers(make_sender):
+    both = make_sender()
     both.connect()
     for number in (1, 2, 3):
         both.send(number)
@@ -236,7 +236,7 @@ def test_snapshot_has_pending_transfers(journal):
     writing.compact(SnapshotHeader(3, 7, b""), [], [], records)
     past = die()
     next_one = PeerExchange(PeerListener(patience=5.0))
-    next_one.begin(closed(past), counts)
+    next_one.begin(journal_with_past(past), counts)
     assert next_one.number == HERE
     assert content(take(next_one.inbox, 7, HERE, 0.0)) == content(packed(7))
     again = next_one._route(THERE)
@@ -251,7 +251,7 @@ def test_snapshot_has_pending_transfers(journal):
 
 @pytest.fixture
 def peer_listeners():
-    """Two executors' ends that wait for each other; the second one listens."""
+    """Return the ends of two executors that wait for each other. The second executor listens."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     here, there = (PeerListener(registry.transports, patience=5.0) for _ in range(2))
 
@@ -274,8 +274,8 @@ def test_broken_connection_is_redialled(peer_listeners):
     meet = ConnectPeer(THERE, HERE, invited.ticket, invited.urls)
     assert here.connect(meet).error == ""
     for transfer in (1, 2, 3):
-        waited_for(here.send(transfer, THERE, lambda number=transfer: packed(number)))
-        assert content(waited_for(there.expect(transfer, HERE))) == content(packed(transfer))
+        drain_handler(here.send(transfer, THERE, lambda number=transfer: packed(number)))
+        assert content(drain_handler(there.expect(transfer, HERE))) == content(packed(transfer))
         there.inbox._connections[HERE].close()
     assert here.connect(meet).error  # the ticket was good once
     there.close()
@@ -283,8 +283,8 @@ def test_broken_connection_is_redialled(peer_listeners):
     here.close()
 
 
-def test_absent_peer_is_given_up(ways, monkeypatch):
-    both = ways(patience=0.05)
+def test_absent_peer_is_given_up(make_sender, monkeypatch):
+    both = make_sender(patience=0.05)
     both.connect()
     both.send(1)
     assert content(take(both.inbox, 101, HERE, 120.0)) == content(packed(1))
@@ -299,7 +299,7 @@ def test_absent_peer_is_given_up(ways, monkeypatch):
 
 
 def test_departed_executor_cannot_return():
-    """Its ticket may have been shown, and its connection not have come to the inbox yet, when it was forgotten."""
+    """Its connection may still be on the way to the inbox when its ticket is revoked."""
     inbox = TransferInbox(patience=5.0)
     inbox.forget(HERE)
     ours, theirs = connected_pair()
@@ -309,8 +309,8 @@ def test_departed_executor_cannot_return():
     theirs.close()
 
 
-def test_abandoned_transfers_leave_no_gap(ways):
-    both = ways(patience=0.05)
+def test_abandoned_transfers_leave_no_gap(make_sender):
+    both = make_sender(patience=0.05)
     both.connect()
     both.send(1)
     assert content(take(both.inbox, 101, HERE, 120.0)) == content(packed(1))
@@ -329,8 +329,8 @@ def test_abandoned_transfers_leave_no_gap(ways):
         late.send(Frame(b"no session goes on over it"))
 
 
-def test_untaken_transfers_are_bounded(ways):
-    both = ways()
+def test_untaken_transfers_are_bounded(make_sender):
+    both = make_sender()
     for number in range(1, UNACKNOWLEDGED_TRANSFERS + 1):
         both.send(number)
     assert both.route.number() == UNACKNOWLEDGED_TRANSFERS + 1
@@ -347,8 +347,8 @@ def small_inbox(monkeypatch):
 
 @pytest.mark.parametrize(("size", "most"), [(10, 3), (1, 5)], ids=["bytes", "transfers"])
 @pytest.mark.usefixtures("small_inbox")
-def test_full_inbox_slows_its_senders(ways, size, most):
-    both, count = ways(), 12
+def test_full_inbox_slows_its_senders(make_sender, size, most):
+    both, count = make_sender(), 12
     both.connect()
     for number in range(1, count + 1):
         both.send(number, size)
@@ -361,8 +361,8 @@ def test_full_inbox_slows_its_senders(ways, size, most):
 
 
 @pytest.mark.usefixtures("small_inbox")
-def test_full_inbox_still_receives_an_awaited_transfer(ways):
-    both, other = ways(), ways(source=2)
+def test_full_inbox_still_receives_an_awaited_transfer(make_sender):
+    both, other = make_sender(), make_sender(source=2)
     other.inbox = both.inbox
     for one, first in ((both, 100), (other, 200)):
         one.connect()
@@ -377,9 +377,9 @@ def test_full_inbox_still_receives_an_awaited_transfer(ways):
 
 @pytest.mark.usefixtures("small_inbox")
 @pytest.mark.parametrize("end", [TransferInbox.close, lambda inbox: inbox.forget(HERE)], ids=["close", "forget"])
-def test_closing_the_inbox_ends_blocked_senders(ways, end):
+def test_closing_the_inbox_ends_blocked_senders(make_sender, end):
     before = threading.active_count()
-    both = ways()
+    both = make_sender()
     both.connect()
     for number in range(1, 11):
         both.send(number)
@@ -402,7 +402,7 @@ def test_inbox_refuses_transfers_beyond_its_limit(source):
     (item, _), *_ = packed(1)
     for _ in range(3):
         with pytest.raises(TransportError):  # its room is there again
-            inbox.receive(TransferHeader(1, (item,), 1), hung_up, source)
+            inbox.receive(TransferHeader(1, (item,), 1), has_hung_up, source)
     assert unload(1) == 1
     for _ in range(3):
         unload(1)  # again
@@ -417,12 +417,12 @@ def chunk(data):
     return Frame(encode(TransferChunk()), [data])
 
 
-def hung_up():
+def has_hung_up():
     raise TransportError("the executor hung up")
 
 
-def test_unrequested_probe_replies_end_the_connection(ways):
-    both = ways(patience=0.0)
+def test_unrequested_probe_replies_end_the_connection(make_sender):
+    both = make_sender(patience=0.0)
     ours, theirs = connected_pair()
     both.route.adopt(ours, 0, both.dial)
     with pytest.raises(TransportError):
@@ -444,13 +444,13 @@ def test_gap_in_transfers_is_refused():
         TransferInbox().receive(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
 
 
-class Stuck:
-    """A connection to an executor that takes nothing, until the event `until` is set. Notes when it is closed."""
+class StuckConnection:
+    """A connection to an executor that reads nothing until the event `until` is set. `closed` is set at close."""
 
     bytes_sent = 0
 
-    def __init__(self, name, closed, until):
-        self.name, self.closes, self.until = name, closed, until
+    def __init__(self, name, journal_with_past, until):
+        self.name, self.closes, self.until = name, journal_with_past, until
         self.sending, self.closed = threading.Event(), threading.Event()
 
     def send(self, frame):
@@ -468,10 +468,10 @@ class Stuck:
 
 
 def test_routes_close_concurrently():
-    """A route that cannot send delays no other one."""
+    """A blocked route delays no other route."""
     closes, routes = [], [Route(peer, LinkMeasurements(), 0.0, lambda taken: None) for peer in (1, 2)]
-    idle = Stuck("idle", closes, threading.Event())
-    stuck = Stuck("stuck", closes, idle.closed)
+    idle = StuckConnection("idle", closes, threading.Event())
+    stuck = StuckConnection("stuck", closes, idle.closed)
     for route, connection in zip(routes, (stuck, idle), strict=True):
         route.adopt(connection, 0, partial(next, iter(())))  # no other connection is made
     routes[0].send(routes[0].number(), 7, packed(1))
@@ -480,7 +480,7 @@ def test_routes_close_concurrently():
     assert closes == ["idle", "stuck"]
 
 
-def exported(number, size=8):
+def exported_item(number, size=8):
     return Item(size, (View(number, "uint8", (size,), (1,)),), exported=b"a description")
 
 
@@ -490,9 +490,9 @@ def test_ended_receiver_frees_exported_memory():
     route.adopt(ours, 0, partial(next, iter(())), opens=True)
     memory = torch.zeros(8, dtype=torch.uint8)
     alive = weakref.ref(memory)
-    route.send(route.number(), 7, [(exported(1), memory)])
+    route.send(route.number(), 7, [(exported_item(1), memory)])
     del memory
-    assert decode(theirs.receive(300.0).head).items == (exported(1),)
+    assert decode(theirs.receive(300.0).head).items == (exported_item(1),)
     assert alive() is not None
     theirs.close()
     wait_for(lambda: alive() is None)
@@ -501,9 +501,9 @@ def test_ended_receiver_frees_exported_memory():
 
 def test_inbox_without_device_opens_no_exports():
     inbox = TransferInbox()
-    assert inbox.receive(TransferHeader(1, (exported(1),), 1), hung_up, HERE) is None
+    assert inbox.receive(TransferHeader(1, (exported_item(1),), 1), has_hung_up, HERE) is None
     with pytest.raises(ProtocolError, match="exports the memory of some items"):
-        inbox.receive(TransferHeader(1, (exported(1), packed(2)[0][0]), 1), hung_up, HERE)
+        inbox.receive(TransferHeader(1, (exported_item(1), packed(2)[0][0]), 1), has_hung_up, HERE)
     with pytest.raises(ProtocolError, match="needs 9 bytes"):
         item = Item(8, (View(1, "uint8", (9,), (1,)),), exported=b"a description")
-        inbox.receive(TransferHeader(1, (item,), 1), hung_up, HERE)
+        inbox.receive(TransferHeader(1, (item,), 1), has_hung_up, HERE)

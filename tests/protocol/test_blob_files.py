@@ -38,28 +38,28 @@ def store(tmp_path):
     return WeightStore(tmp_path / "weights", 1 << 30, DiskQuota())
 
 
-def begun(path):
+def new_journal(path):
     return Journal.begin(path, OWNER, 1 << 30, DiskQuota())
 
 
-def gone_on(path):
-    """The journal in another process, after this one has died."""
+def reopen_journal(path):
+    """Return the journal as another process opens it after this one has died."""
     past = JournalReader(path)
     past.close()
     return Journal.resume(path, past, 1 << 30, DiskQuota())
 
 
-def parts(data=DATA):
+def upload_parts(data=DATA):
     for start in range(0, SIZE, PART):
         yield Frame(encode(UploadPart(HANDLE, "uint8", (SIZE,), (1,), SIZE, start)), [data[start : start + PART]])
 
 
 def upload(journal, data=DATA, digest=DIGEST, again=False):
     journal.expect(HANDLE, digest, SIZE, again)
-    return [journal.frame(frame) for frame in parts(data)]
+    return [journal.frame(frame) for frame in upload_parts(data)]
 
 
-def adopted(journal, store, digest=DIGEST):
+def finish_and_adopt(journal, store, digest=DIGEST):
     file = journal.contents.finish(HANDLE)
     assert store.adopt(digest, file, journal.contents.mark_verified)
     assert store.put(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)  # the store has done what came before
@@ -75,32 +75,32 @@ def frames_of(past):
     return found
 
 
-def as_read(frames):
+def frame_contents(frames):
     return [(frame.head, [bytes(buffer) for buffer in frame.body]) for frame in frames]
 
 
 def test_upload_is_one_file_shared_with_store(path, store):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
-    file = adopted(journal, store)
+    file = finish_and_adopt(journal, store)
     assert store.file_of(DIGEST).samefile(file)
     assert file.stat().st_mode & 0o077 == file.parent.stat().st_mode & 0o077 == 0
     assert path.stat().st_size < PART
     assert journal.contents.own_bytes() == 0
     journal.leave()
-    assert frames_of(JournalReader(path)) == as_read(parts())
+    assert frames_of(JournalReader(path)) == frame_contents(upload_parts())
 
 
 def test_blob_survives_deletion_in_store_or_journal(path, store):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
-    adopted(journal, store)
+    finish_and_adopt(journal, store)
     store.file_of(DIGEST).unlink()
     assert journal.contents.own_bytes() == SIZE
     assert journal.contents.find(DIGEST, SIZE) is not None
     journal.contents.link(DIGEST, store.file_of(DIGEST))
-    upload(other := begun(path.with_name("other.journal")))
-    adopted(other, store)
+    upload(other := new_journal(path.with_name("other.journal")))
+    finish_and_adopt(other, store)
     other.end()
     assert bytes(store.find(DIGEST, SIZE).numpy()) == DATA
     journal.end()
@@ -109,72 +109,75 @@ def test_blob_survives_deletion_in_store_or_journal(path, store):
 
 def test_journal_holds_blob_of_store(path, store):
     assert store.put(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(300)
-    journal = begun(path)
+    journal = new_journal(path)
     journal.contents.link(DIGEST, store.file_of(DIGEST))
     store.file_of(DIGEST).unlink()
     journal.leave()
-    found = gone_on(path).contents.find(DIGEST, SIZE)
+    found = reopen_journal(path).contents.find(DIGEST, SIZE)
     assert found.read_bytes() == DATA
 
 
 def test_upload_with_wrong_digest_is_not_stored(path, store):
-    journal, wrong = begun(path), bytes(SIZE)
+    journal, wrong = new_journal(path), bytes(SIZE)
     upload(journal, wrong)
-    adopted(journal, store)
+    finish_and_adopt(journal, store)
     assert store.find(DIGEST, SIZE) is None
     assert journal.contents.find(DIGEST, SIZE) is None
     journal.leave()
-    assert frames_of(JournalReader(path)) == as_read(parts(wrong))
+    assert frames_of(JournalReader(path)) == frame_contents(upload_parts(wrong))
 
 
 def test_compressed_parts_are_written_expanded(path):
-    journal, given = begun(path), bytes(SIZE)
+    journal, given = new_journal(path), bytes(SIZE)
     journal.expect(HANDLE, digest_of_content(given), SIZE, False)
     taken = []
-    for frame in parts(given):
+    for frame in upload_parts(given):
         upload = UploadPart(HANDLE, "uint8", (SIZE,), (1,), SIZE, len(taken) * PART, PLANES_ZSTD, PART)
         taken.append(journal.frame(Frame(encode(upload), [compressed(frame.body[0], 1)])))
-    assert as_read(taken) == as_read(parts(given))
+    assert frame_contents(taken) == frame_contents(upload_parts(given))
     assert journal.contents.finish(HANDLE).read_bytes() == given
     journal.leave()
-    assert frames_of(JournalReader(path)) == as_read(parts(given))
+    assert frames_of(JournalReader(path)) == frame_contents(upload_parts(given))
 
 
 def test_other_process_continues_partial_upload(path, store):
-    journal = begun(path)
+    journal = new_journal(path)
     journal.expect(HANDLE, DIGEST, SIZE, False)
-    first, second, *rest = parts()
+    first, second, *rest = upload_parts()
     journal.frame(first)
     journal.contents.write_part(second)  # which was written, and not noted
     journal.leave()
-    journal = gone_on(path)
-    assert frames_of(JournalReader(path)) == as_read([first])
+    journal = reopen_journal(path)
+    assert frames_of(JournalReader(path)) == frame_contents([first])
     journal.expect(HANDLE, DIGEST, SIZE, True)
     for frame in (second, *rest):
         journal.frame(frame)
-    assert adopted(journal, store).read_bytes() == DATA
+    assert finish_and_adopt(journal, store).read_bytes() == DATA
     journal.leave()
-    assert frames_of(JournalReader(path)) == as_read(parts())
+    assert frames_of(JournalReader(path)) == frame_contents(upload_parts())
 
 
 def test_shared_blob_is_never_rewritten(path, store):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
-    adopted(journal, store)
+    finish_and_adopt(journal, store)
     journal.expect(HANDLE, DIGEST, SIZE, False)
     journal.expect(HANDLE + 1, DIGEST, SIZE, True)
-    wrong = [Frame(encode(UploadPart(HANDLE + 1, "uint8", (SIZE,), (1,), SIZE)), [bytes(SIZE)]), *parts(bytes(SIZE))]
+    wrong = [
+        Frame(encode(UploadPart(HANDLE + 1, "uint8", (SIZE,), (1,), SIZE)), [bytes(SIZE)]),
+        *upload_parts(bytes(SIZE)),
+    ]
     for frame in wrong:
         journal.frame(frame)
     assert bytes(store.find(DIGEST, SIZE).numpy()) == DATA
     journal.leave()
-    assert frames_of(JournalReader(path)) == as_read([*parts(), *wrong])
+    assert frames_of(JournalReader(path)) == frame_contents([*upload_parts(), *wrong])
 
 
 def test_compacted_journal_refers_to_unchanged_blobs(path, store):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
-    adopted(journal, store)
+    finish_and_adopt(journal, store)
     other = bytes(SIZE)
     journal.compact(SnapshotHeader(3, 3, b"state"), [b"small", DATA, other], [])
     assert path.stat().st_size < 2 * SIZE
@@ -182,7 +185,7 @@ def test_compacted_journal_refers_to_unchanged_blobs(path, store):
     past = JournalReader(path)
     assert [bytes(memory) for memory in past.memory()] == [b"small", DATA, other]
     past.close()
-    journal = gone_on(path)
+    journal = reopen_journal(path)
     journal.contents.mark_verified(DIGEST)
     journal.compact(SnapshotHeader(4, 4, b"state"), [b"small", other], [])
     assert not list(contents_folder(path).iterdir()), "nothing refers to it any more"
@@ -190,7 +193,7 @@ def test_compacted_journal_refers_to_unchanged_blobs(path, store):
 
 
 def test_resumed_journal_counts_the_blob_files_of_its_snapshot(path):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
     assert journal.contents.finish(HANDLE) is not None
     journal.contents.mark_verified(DIGEST)
@@ -206,9 +209,9 @@ def test_resumed_journal_counts_the_blob_files_of_its_snapshot(path):
 
 
 def test_changed_blob_file_is_rejected(path, store):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
-    file = adopted(journal, store)
+    file = finish_and_adopt(journal, store)
     journal.compact(SnapshotHeader(3, 3, b"state"), [DATA], [])
     journal.leave()
     with file.open("r+b") as written:
@@ -221,7 +224,7 @@ def test_changed_blob_file_is_rejected(path, store):
 
 def test_full_disk_does_not_end_a_session_that_is_recovered(path, monkeypatch):
     large, base = bytes(BLOB_BYTES), SnapshotHeader(1, 1, b"state")
-    journal = begun(path)
+    journal = new_journal(path)
     assert journal.compact(base, [large], [])
     upload(journal)
     journal.leave()
@@ -231,7 +234,7 @@ def test_full_disk_does_not_end_a_session_that_is_recovered(path, monkeypatch):
     journal.begin_replay()
     assert not journal.open
     assert [bytes(part) for part in past.memory()] == [large]
-    assert b"".join(bytes(past.next_frame().body[0]) for _ in parts()) == DATA
+    assert b"".join(bytes(past.next_frame().body[0]) for _ in upload_parts()) == DATA
     assert journal.snapshot_if_due(None, None, None) is False
     assert not list(path.parent.iterdir())
     journal.close()
@@ -239,21 +242,21 @@ def test_full_disk_does_not_end_a_session_that_is_recovered(path, monkeypatch):
 
 @pytest.mark.parametrize("again", [True, False])
 def test_session_that_is_not_recovered_leaves_no_file(path, monkeypatch, again):
-    """`again`: a third process tries."""
-    journal = begun(path)
+    """`again`: a third process tries to recover it."""
+    journal = new_journal(path)
     upload(journal)
     journal.leave()
-    journal = gone_on(path)
+    journal = reopen_journal(path)
     if again:
         journal.begin_replay()
         journal.leave()
-        journal = gone_on(path)
+        journal = reopen_journal(path)
     journal.close()
     assert not list(path.parent.iterdir())
 
 
 def test_session_that_has_ended_makes_no_file(path, tmp_path):
-    journal, stored = begun(path), tmp_path / "stored"
+    journal, stored = new_journal(path), tmp_path / "stored"
     stored.write_bytes(DATA)
     journal.end()
     journal.contents.link(DIGEST, stored)
@@ -263,7 +266,7 @@ def test_session_that_has_ended_makes_no_file(path, tmp_path):
 
 
 def test_nfs_leftovers_do_not_stop_snapshot(path):
-    journal = begun(path)
+    journal = new_journal(path)
     assert journal.compact(SnapshotHeader(1, 1, b""), [bytes(BLOB_BYTES)], [])
     (contents_folder(path) / ".nfs000000000000abcd00000001").touch()
     assert journal.compact(SnapshotHeader(2, 2, b""), [bytes(BLOB_BYTES + 1)], [])
@@ -271,7 +274,7 @@ def test_nfs_leftovers_do_not_stop_snapshot(path):
 
 
 def test_changed_part_of_an_upload_is_not_replayed(path):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
     journal.leave()
     with (contents_folder(path) / DIGEST.hex()).open("r+b") as file:
@@ -285,7 +288,7 @@ def test_changed_part_of_an_upload_is_not_replayed(path):
 
 
 def test_verification_of_deleted_blob_does_not_stop_snapshots(path):
-    journal = begun(path)
+    journal = new_journal(path)
     upload(journal)
     assert journal.contents.finish(HANDLE) is not None
     base = SnapshotHeader(4, 0, b"the state")
@@ -304,7 +307,7 @@ def files_of(path):
 
 
 def test_snapshot_reads_each_value_once_and_writes_only_changed_ones(path):
-    journal, base, read = begun(path), SnapshotHeader(1, 1, b"state"), []
+    journal, base, read = new_journal(path), SnapshotHeader(1, 1, b"state"), []
     values = [bytes([number]) * BLOB_BYTES for number in range(3)] + [b"small"]
 
     def value(position):
@@ -330,7 +333,7 @@ def test_snapshot_reads_each_value_once_and_writes_only_changed_ones(path):
 
 
 def test_session_that_ends_during_its_snapshot_leaves_no_file(path):
-    journal = begun(path)
+    journal = new_journal(path)
 
     def value(position):
         if position == 1:
@@ -342,7 +345,7 @@ def test_session_that_ends_during_its_snapshot_leaves_no_file(path):
 
 
 def test_snapshot_that_fails_half_way_leaves_no_file(path):
-    journal, base = begun(path), SnapshotHeader(1, 1, b"state")
+    journal, base = new_journal(path), SnapshotHeader(1, 1, b"state")
     values = [bytes([number]) * BLOB_BYTES for number in range(3)]
     assert journal.compact(base, values[:1], [])
     before, content = files_of(path), path.read_bytes()

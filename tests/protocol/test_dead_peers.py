@@ -18,8 +18,8 @@ from djinn_core.wire.frames import Frame, Limits
 
 
 @pytest.fixture
-def connected():
-    """Two ends of a TCP connection, of which one is the kernel's alone."""
+def tcp_pair():
+    """Yield a socket connection and the raw socket at its other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         mine, _ = listener.accept()
@@ -34,15 +34,15 @@ def info(unacknowledged, seconds):
 
 
 def macos_info(window, unacknowledged, packets):
-    """As macOS lays it out: the whole structure has 112 bytes."""
+    """Return the bytes of macOS's `tcp_connection_info`, which has 112 bytes."""
     states, numbers = (0, 0, 0, 0), (0,) * 6
     after = (0,) * 5  # the window for receiving, times, and what was said about fast opening
     return struct.pack("=4B6I2I5I7Q", *states, *numbers, window, unacknowledged, *after, 0, 0, 0, packets, 0, 0, 0)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="of Linux")
-def test_peer_that_does_not_read_is_not_silent(connected):
-    connection, _ = connected
+def test_peer_that_does_not_read_is_not_silent(tcp_pair):
+    connection, _ = tcp_pair
     assert connection in peer_monitor
     connection._socket.setblocking(False)
     with contextlib.suppress(BlockingIOError):
@@ -60,7 +60,7 @@ def test_silence_from_linux_tcp_info():
 
 
 def test_silence_from_macos_tcp_info():
-    """It tells packets that came, and this how long none came while something was under way."""
+    """macOS counts received packets. Djinn measures for how long the count stays equal while data is under way."""
     silence = PeerSilence()
     assert silence.on_macos(b"", 1.0) == 0
     assert len(macos_info(1, 1, 1)) == 112
@@ -73,8 +73,8 @@ def test_silence_from_macos_tcp_info():
     assert silence.on_macos(macos_info(0, 1, packets=8), 300.0) == 0, "it does not read, and is asked seldom"
 
 
-def test_silence_without_tcp_info(connected, monkeypatch):
-    connection, _ = connected
+def test_silence_without_tcp_info(tcp_pair, monkeypatch):
+    connection, _ = tcp_pair
     monkeypatch.delattr(socket, "TCP_INFO", raising=False)
     monkeypatch.setattr(tcp, "_MACOS_OPTION", 0)
     assert PeerSilence().seconds(connection._socket) == 0
@@ -82,8 +82,8 @@ def test_silence_without_tcp_info(connected, monkeypatch):
     assert not connection._ended
 
 
-def test_unacknowledged_data_ends_connection(connected, monkeypatch):
-    connection, _ = connected
+def test_unacknowledged_data_ends_connection(tcp_pair, monkeypatch):
+    connection, _ = tcp_pair
     monkeypatch.setattr(PeerSilence, "seconds", lambda *_: SILENT_SECONDS - 1)
     connection.notice_silence()
     connection.send(Frame(b"still there"))
@@ -95,17 +95,17 @@ def test_unacknowledged_data_ends_connection(connected, monkeypatch):
 
 @pytest.mark.parametrize(("address", "gone"), [("127.0.0.1", False), ("192.0.2.1", True)])
 def test_address_without_interface_is_gone(address, gone):
-    class Moved:
+    class MovedSocket:
         family = socket.AF_INET
 
         def getsockname(self):
             return address, 5555
 
-    assert tcp.address_is_gone(Moved()) is gone
+    assert tcp.address_is_gone(MovedSocket()) is gone
 
 
-def test_connection_ends_when_this_machine_loses_its_address(connected, monkeypatch):
-    connection, _ = connected
+def test_connection_ends_when_this_machine_loses_its_address(tcp_pair, monkeypatch):
+    connection, _ = tcp_pair
     connection.notice_silence()
     connection.send(Frame(b"still there"))
     monkeypatch.setattr(sockets, "address_is_gone", lambda _: True)
@@ -115,9 +115,9 @@ def test_connection_ends_when_this_machine_loses_its_address(connected, monkeypa
 
 
 def test_refused_buffer_size_is_reduced():
-    """As on macOS, where what is too much is refused instead of cut."""
+    """macOS refuses a buffer size that is too large, and Linux reduces it."""
 
-    class Refusing:
+    class SmallBufferSocket:
         def __init__(self):
             self.given = {}
 
@@ -126,12 +126,12 @@ def test_refused_buffer_size_is_reduced():
                 raise OSError("no buffer space available")
             self.given[option] = value
 
-    sock = Refusing()
+    sock = SmallBufferSocket()
     tcp.set_buffer_sizes(sock, 1 << 22)
     assert sock.given == {socket.SO_SNDBUF: 1 << 18, socket.SO_RCVBUF: 1 << 18}
 
 
-def test_closed_connection_is_not_monitored(connected):
-    connection, _ = connected
+def test_closed_connection_is_not_monitored(tcp_pair):
+    connection, _ = tcp_pair
     connection.close()
     connection.notice_silence()

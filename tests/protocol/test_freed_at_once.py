@@ -33,8 +33,8 @@ def collector() -> Iterator[None]:
     gc.enable()
 
 
-def gone(found: list[weakref.ref[object]], count: int) -> bool:
-    """True if all objects were made and, soon after, none is left."""
+def wait_until_freed(found: list[weakref.ref[object]], count: int) -> bool:
+    """Return True if `count` objects were made and all are freed within the time limit."""
     deadline = time.monotonic() + SECONDS
     while (len(found) < count or any(one() is not None for one in found)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -61,7 +61,7 @@ def test_connections_are_freed_at_close(transport: Transport, rude: bool) -> Non
                 client.receive(SECONDS)
             client.send(Frame(bytes(2 << 20 if rude else 5)))
             client.close()
-        assert gone(accepted, 3)
+        assert wait_until_freed(accepted, 3)
 
 
 def test_decoders_are_freed_after_error() -> None:
@@ -94,4 +94,4 @@ def test_self_reference_is_freed_with_thread() -> None:
     del thread
     assert found() is not None
     MemoryTrimmer(0.0).soon()
-    assert gone([found], 1)
+    assert wait_until_freed([found], 1)

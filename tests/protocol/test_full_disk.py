@@ -27,7 +27,7 @@ WRITES = 30  # more than a session below makes
 
 
 def session(path):
-    """A session with two snapshots and an upload between them."""
+    """Log a session with two snapshots and an upload between them."""
     journal = Journal.begin(path, OWNER, 1 << 30, DiskQuota())
     journal.frame(Frame(b"one", [b"body"]))
     journal.compact(SnapshotHeader(1, 0, b""), FIRST, [Frame(b"a reply", [b"body"])])

@@ -26,15 +26,15 @@ OWNER = SessionIdentity("session", "a client", "told at the beginning", NO_TENAN
 FRAMES = [Frame(b"one"), Frame(b"two", [b"x" * 100, b""]), Frame(b"three", [bytes(1 << 16)])]
 
 
-def written(path, frames=FRAMES, limit=1 << 30):
+def write_journal(path, frames=FRAMES, limit=1 << 30):
     journal = Journal.begin(path, OWNER, limit, DiskQuota())
     for frame in frames:
         journal.frame(frame)
     return journal
 
 
-def died(journal):
-    """As if the process had died: the file stays, without an owner."""
+def simulate_death(journal):
+    """Leave the file without an owner, as the death of the process does."""
     journal.leave()
 
 
@@ -47,44 +47,44 @@ def frames_of(past):
     return found
 
 
-def as_read(frames):
+def frame_contents(frames):
     return [(frame.head, [bytes(buffer) for buffer in frame.body]) for frame in frames]
 
 
 def test_frames_and_notes_are_read_as_they_were_written(tmp_path):
     path = tmp_path / "session.journal"
-    journal = written(path)
+    journal = write_journal(path)
     journal.decide(lambda _: b"decided")
-    died(journal)
+    simulate_death(journal)
     past = JournalReader(path)
     assert (past.owner, past.taken) == (OWNER, 3)
     assert past.next_decision() == b"decided"
     assert past.next_decision() is None
-    assert frames_of(past) == as_read(FRAMES)
+    assert frames_of(past) == frame_contents(FRAMES)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("cut", [1, 20, 65536])
 def test_torn_record_is_ignored(tmp_path, cut):
     path = tmp_path / "session.journal"
-    died(written(path))
+    simulate_death(write_journal(path))
     os.truncate(path, path.stat().st_size - cut)
     past = JournalReader(path)
     assert past.taken == 2
-    assert frames_of(past) == as_read(FRAMES[:2])
+    assert frames_of(past) == frame_contents(FRAMES[:2])
 
 
 def test_journal_compacts_to_snapshot(tmp_path):
     path = tmp_path / "session.journal"
-    journal = written(path)
+    journal = write_journal(path)
     journal.compact(SnapshotHeader(3, 7, b"state"), [b"memory", bytes(10)], [Frame(b"not taken", [b"answer"])])
     journal.frame(Frame(b"four"))
-    died(journal)
+    simulate_death(journal)
     past = JournalReader(path)
     assert past.base == SnapshotHeader(3, 7, b"state")
     assert past.taken == 4
     assert [bytes(m) for m in past.memory()] == [b"memory", bytes(10)]
-    assert as_read(past.replies()) == [(b"not taken", [b"answer"])]
+    assert frame_contents(past.replies()) == [(b"not taken", [b"answer"])]
     assert frames_of(past) == [(b"four", [])]
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
 
@@ -104,14 +104,14 @@ def test_session_ended_during_snapshot_leaves_no_file(tmp_path):
 
 
 def test_oversized_journal_is_abandoned(tmp_path):
-    journal = written(tmp_path / "session.journal", limit=1000)
+    journal = write_journal(tmp_path / "session.journal", limit=1000)
     assert not journal.open
     assert not list(tmp_path.iterdir())
 
 
 def test_journal_compacts_a_state_that_shrank_below_the_limit(tmp_path):
     path, base = tmp_path / "session.journal", SnapshotHeader(3, 7, b"state")
-    journal, large = written(path, limit=1 << 20), bytes(1 << 20)
+    journal, large = write_journal(path, limit=1 << 20), bytes(1 << 20)
     assert not journal.compact(base, [], [Frame(b"not received yet", [large])])
     assert not journal.compact(base, [large], [])
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
@@ -124,11 +124,11 @@ def test_journal_compacts_a_state_that_shrank_below_the_limit(tmp_path):
 
 def test_open_journal_is_locked(tmp_path):
     path = journal_path(tmp_path, "session")
-    journal, past = written(path), JournalReader(path)
+    journal, past = write_journal(path), JournalReader(path)
     past.close()
     with pytest.raises(OSError, match="temporarily unavailable"):
         Journal.resume(path, past, 1 << 30, DiskQuota())
-    died(journal)
+    simulate_death(journal)
     Journal.resume(path, past, 1 << 30, DiskQuota()).leave()
 
 
@@ -138,14 +138,14 @@ def test_journal_names_cannot_leave_folder(tmp_path, name):
 
 
 def test_recovery_attempts_are_bounded(tmp_path):
-    died(written(journal_path(tmp_path, "session")))
+    simulate_death(write_journal(journal_path(tmp_path, "session")))
     for _ in range(TRIES):
         found = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
         )
         assert found is not None
         found[1].journal.past.close()
-        died(found[1].journal)
+        simulate_death(found[1].journal)
     with pytest.raises(SessionLost, match=f"crashed {TRIES + 1} executors"):
         Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()).recover(
             connected_pair()[1], Resume("session", OWNER.secret, 0)
@@ -158,7 +158,7 @@ def descriptors():
 
 def test_failed_rename_keeps_journal(tmp_path, monkeypatch):
     path = tmp_path / "session.journal"
-    journal = written(path)
+    journal = write_journal(path)
 
     def refuse(*_):
         raise OSError("no")
@@ -168,12 +168,12 @@ def test_failed_rename_keeps_journal(tmp_path, monkeypatch):
     journal.compact(SnapshotHeader(3, 7, b"state"), [b"memory"], [])
     assert descriptors() == before
     assert [p.name for p in tmp_path.iterdir()] == ["session.journal"]
-    died(journal)
-    assert frames_of(JournalReader(path)) == as_read(FRAMES)
+    simulate_death(journal)
+    assert frames_of(JournalReader(path)) == frame_contents(FRAMES)
 
 
 def test_recovery_refused_by_quota_keeps_journal(tmp_path):
-    died(written(journal_path(tmp_path, "session")))
+    simulate_death(write_journal(journal_path(tmp_path, "session")))
     leases, asked = (
         Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota()),
         Resume("session", OWNER.secret, 0),
@@ -190,7 +190,7 @@ def test_recovery_refused_by_quota_keeps_journal(tmp_path):
 
 def test_session_ended_during_reconnect_leaves_no_file(tmp_path):
     path = journal_path(tmp_path, "session")
-    died(written(path))
+    simulate_death(write_journal(path))
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
 
     def ended(_):
@@ -205,7 +205,7 @@ def test_session_ended_during_reconnect_leaves_no_file(tmp_path):
 @pytest.mark.parametrize("how", ["append", "compact"])
 def test_journal_continued_by_other_executor_stays(tmp_path, how):
     path = journal_path(tmp_path, "session")
-    died(written(path))
+    simulate_death(write_journal(path))
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
 
     def continued(_):
@@ -216,7 +216,7 @@ def test_journal_continued_by_other_executor_stays(tmp_path, how):
         else:
             assert journal.compact(SnapshotHeader(3, 7, b"state"), [], [])
         past.close()
-        died(journal)
+        simulate_death(journal)
         return ""
 
     asked = Resume("session", OWNER.secret, 0)
@@ -230,9 +230,9 @@ def test_journal_continued_by_other_executor_stays(tmp_path, how):
 
 def test_record_of_an_unknown_kind_is_refused(tmp_path):
     path = tmp_path / "session.journal"
-    journal = written(path)
+    journal = write_journal(path)
     journal.append(b"?", b"", ())
-    died(journal)
+    simulate_death(journal)
     with pytest.raises(SessionLost, match="unknown kind"):
         JournalReader(path)
 
@@ -253,7 +253,7 @@ def test_invalid_journal_recovers_nothing(tmp_path, content):
 def test_journal_of_other_version_names_cure(tmp_path, monkeypatch):
     path = journal_path(tmp_path, "session")
     monkeypatch.setattr(journal_versions, "JOURNAL_VERSION", 1)
-    died(written(path))
+    simulate_death(write_journal(path))
     monkeypatch.undo()
     with pytest.raises(SessionLost, match=r"journal format 1 and not \d+\. .* restart the server with Djinn"):
         owner_of(path)
@@ -265,7 +265,7 @@ def test_journal_of_other_version_names_cure(tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", ["mode", "link"])
 def test_journal_writable_by_others_is_refused(tmp_path, how):
     path = journal_path(tmp_path, "session")
-    died(written(path))
+    simulate_death(write_journal(path))
     past = JournalReader(path)
     past.close()
     if how == "mode":
@@ -281,7 +281,7 @@ def test_journal_writable_by_others_is_refused(tmp_path, how):
 
 
 def test_wrong_secret_recovers_nothing(tmp_path):
-    died(written(journal_path(tmp_path, "session")))
+    simulate_death(write_journal(journal_path(tmp_path, "session")))
     leases = Leases(RecoveryConfig(1.0, tmp_path, 1 << 30), UsageMetrics(), DiskQuota())
     assert leases.recover(connected_pair()[1], Resume("session", "guessed", 0)) is None
     found = leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0))

@@ -53,8 +53,8 @@ def pair(tls=None):
     return TlsConnection(dialled.result(), LIMITS, "server"), AcceptedTlsConnection(secure, LIMITS, "client")
 
 
-class Ends:
-    """A connection with some parallel to it, as both ends have them. Frames have gone over it before."""
+class ParallelPair:
+    """Both ends of a connection with parallel connections, over which a frame was sent."""
 
     def __init__(self, number, tls=None):
         self.near, self.far = pair(tls)
@@ -71,7 +71,7 @@ class Ends:
 
 
 @pytest.fixture
-def opened():
+def open_pairs():
     every = []
     yield every
     for one in every:
@@ -79,25 +79,25 @@ def opened():
 
 
 @pytest.fixture
-def ends(opened):
+def make_pair(open_pairs):
     def open_ends(number=3):
-        opened.append(Ends(number))
-        return opened[-1]
+        open_pairs.append(ParallelPair(number))
+        return open_pairs[-1]
 
     return open_ends
 
 
 @pytest.fixture(params=["plain", "tls"])
-def any_ends(request, opened, tls):
+def make_pair_with_or_without_tls(request, open_pairs, tls):
     def open_ends(number=3):
-        opened.append(Ends(number, tls if request.param == "tls" else None))
-        return opened[-1]
+        open_pairs.append(ParallelPair(number, tls if request.param == "tls" else None))
+        return open_pairs[-1]
 
     return open_ends
 
 
 def frames(seed, number=12):
-    """Frames of all kinds: small ones, large buffers beside small and empty ones, sizes around those of pieces."""
+    """Return frames of all kinds: small frames, large buffers beside small and empty ones, and piece-sized ones."""
     draw = random.Random(seed)
     sizes = (0, 1, 1000, STRIPED_BYTES - 1, STRIPED_BYTES, STRIPED_BYTES + 1, 2 * PIECE_BYTES, 5 * MIB + 77)
     made = []
@@ -107,13 +107,13 @@ def frames(seed, number=12):
     return made
 
 
-def same(frame, other):
+def frames_equal(frame, other):
     return frame.head == other.head and [bytes(b) for b in frame.body] == [bytes(b) for b in other.body]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_frames_arrive_in_both_directions(any_ends, seed):
-    both, there, back = any_ends(), frames(seed), frames(seed + 100)
+def test_frames_arrive_in_both_directions(make_pair_with_or_without_tls, seed):
+    both, there, back = make_pair_with_or_without_tls(), frames(seed), frames(seed + 100)
 
     def send(connection, sent):
         for frame in sent:
@@ -123,7 +123,7 @@ def test_frames_arrive_in_both_directions(any_ends, seed):
         for sender, receiver, sent in ((both.near, both.far, there), (both.far, both.near, back)):
             sending = threads.submit(send, sender, sent)
             for frame in sent:
-                assert same(receiver.receive(60.0), frame)
+                assert frames_equal(receiver.receive(60.0), frame)
             sending.result()
     large = sum(len(b) for f in there for b in f.body if len(b) >= STRIPED_BYTES)
     carried = sum(near.bytes_sent for near, _ in both.beside)
@@ -132,12 +132,12 @@ def test_frames_arrive_in_both_directions(any_ends, seed):
     assert both.far.bytes_received == both.near.bytes_sent
 
 
-def test_each_parallel_connection_carries_pieces(any_ends):
-    both = any_ends(4)
+def test_each_parallel_connection_carries_pieces(make_pair_with_or_without_tls):
+    both = make_pair_with_or_without_tls(4)
     frame = Frame(b"head", [random.Random(0).randbytes(48 * MIB)])
     with ThreadPoolExecutor(1) as threads:
         sending = threads.submit(both.near.send, frame)
-        assert same(both.far.receive(60.0), frame)
+        assert frames_equal(both.far.receive(60.0), frame)
         sending.result()
     assert all(near.bytes_sent > PIECE_BYTES for near, _ in both.beside)
     assert both.far.buffered_bytes == 0
@@ -151,8 +151,8 @@ def test_local_connection_is_recognised(secured, tls):
         assert connection.local
 
 
-def test_slow_connection_delays_only_its_pieces(any_ends):
-    both = any_ends(2)
+def test_slow_connection_delays_only_its_pieces(make_pair_with_or_without_tls):
+    both = make_pair_with_or_without_tls(2)
     slow = both.beside[0][1]
     with slow._receive_lock:  # nothing is read from it until the rest has come
         frame = Frame(b"head", [bytes(64 * MIB)])
@@ -165,11 +165,11 @@ def test_slow_connection_delays_only_its_pieces(any_ends):
         assert not found
     receiving.join(60)
     sending.join(60)
-    assert same(found[0], frame)
+    assert frames_equal(found[0], frame)
 
 
-def test_receive_timeout_loses_no_frame(ends):
-    both = ends()
+def test_striped_receive_timeout_loses_no_frame(make_pair):
+    both = make_pair()
     frame, last = Frame(b"head", [bytes(3 * MIB), b"little"]), Frame(b"last")
     main, large = striped(encode_frame(frame, LIMITS))
     both.near._socket.sendall(b"".join(main) + b"".join(encode_frame(last, LIMITS)))
@@ -182,12 +182,12 @@ def test_receive_timeout_loses_no_frame(ends):
         if place == 1:
             with pytest.raises(TimeoutError):
                 both.far.receive(0.05)
-    assert same(both.far.receive(10.0), frame)
-    assert same(both.far.receive(10.0), last)
+    assert frames_equal(both.far.receive(10.0), frame)
+    assert frames_equal(both.far.receive(10.0), last)
 
 
-def test_end_of_piece_is_read_at_once(ends):
-    both = ends(1)
+def test_end_of_piece_is_read_at_once(make_pair):
+    both = make_pair(1)
     main, large = striped(encode_frame(Frame(b"head", [bytes(range(256)) * (PIECE_BYTES // 128)]), LIMITS))
     both.near._socket.sendall(b"".join(main))
     (near, far), (first, second) = both.beside[0], pieces(1, large)
@@ -213,10 +213,10 @@ def test_unusable_connections_are_closed(monkeypatch):
     main_far.accept_parallel(lambda _: [far])
     main_near.use_parallel(GROUP, [near])
 
-    def no_descriptors():
+    def raise_no_descriptors():
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("selectors.DefaultSelector", no_descriptors)
+    monkeypatch.setattr("selectors.DefaultSelector", raise_no_descriptors)
     with pytest.raises(TransportError, match="Too many open files"):
         main_far.receive(5.0)
     assert far.await_end(0.0)
@@ -231,11 +231,11 @@ def test_polling_for_pieces_does_not_block(half, tls):
         near.push([bytes(PIECE_BYTES)])
     near._socket._tls.write(half)
 
-    def look():
+    def poll_once():
         with pytest.raises(TimeoutError):
             near.receive(0.0)
 
-    looking = threading.Thread(target=look)
+    looking = threading.Thread(target=poll_once)
     looking.start()
     looking.join(5.0)
     assert not looking.is_alive()
@@ -269,9 +269,12 @@ def test_thread_limit_falls_back_to_one_connection(monkeypatch):
     far.close()
 
 
-def test_frames_sent_before_close_are_received(any_ends):
+def test_frames_sent_before_close_are_received(make_pair_with_or_without_tls):
     for seed in range(3):
-        both, sent = any_ends(), [Frame(b"head", [random.Random(seed).randbytes(24 * MIB)]), Frame(b"last")]
+        both, sent = (
+            make_pair_with_or_without_tls(),
+            [Frame(b"head", [random.Random(seed).randbytes(24 * MIB)]), Frame(b"last")],
+        )
         both.near.send(Frame(b"first"))
         both.far.receive(10.0)
 
@@ -283,15 +286,15 @@ def test_frames_sent_before_close_are_received(any_ends):
         with ThreadPoolExecutor(1) as threads:
             sending = threads.submit(send_and_close)
             for frame in sent:
-                assert same(both.near.receive(10.0), frame)
+                assert frames_equal(both.near.receive(10.0), frame)
             with pytest.raises(TransportError):
                 both.near.receive(10.0)
             sending.result()
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
-def test_early_end_closes_all_connections(ends, hangs_up):
-    both = ends(2)
+def test_early_end_closes_all_connections(make_pair, hangs_up):
+    both = make_pair(2)
     frame = Frame(b"head", [bytes(2 * PIECE_BYTES)])
     main, large = striped(encode_frame(frame, LIMITS))
     both.near._socket.sendall(b"".join(main))
@@ -307,12 +310,12 @@ def test_early_end_closes_all_connections(ends, hangs_up):
     with pytest.raises(TimeoutError):
         both.far.receive(0.3)
     other._socket.sendall(second)
-    assert same(both.far.receive(10.0), frame)
+    assert frames_equal(both.far.receive(10.0), frame)
 
 
 @pytest.fixture
 def raise_at_line():
-    """Raise an exception at a line, by its position among those that are run, of what takes in striped frames."""
+    """Raise an exception at a line of the code that receives striped frames. Executed lines are counted."""
     before = sys.gettrace()
 
     def start(position):
@@ -320,7 +323,7 @@ def raise_at_line():
 
         def trace(frame, event, _):
             if event == "line" and next(lines) == position:
-                raise Interrupted
+                raise SimulatedInterrupt
             return trace
 
         files = ("parallel_connections.py", "striping.py")
@@ -330,13 +333,13 @@ def raise_at_line():
     sys.settrace(before)
 
 
-class Interrupted(Exception):
-    """Raised by a signal handler, say."""
+class SimulatedInterrupt(Exception):
+    """An exception that a signal handler could raise."""
 
 
-def test_interrupted_transfer_loses_no_frame(ends, raise_at_line):
+def test_interrupted_transfer_loses_no_frame(make_pair, raise_at_line):
     for position in range(0, 120, 3):
-        both, sent = ends(2), [Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in range(3)]
+        both, sent = make_pair(2), [Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in range(3)]
         both.near.send(Frame(b"first"))
         both.far.receive(10.0)
 
@@ -351,16 +354,16 @@ def test_interrupted_transfer_loses_no_frame(ends, raise_at_line):
         raise_at_line(position)
         with contextlib.suppress(TransportError):
             while len(received) < len(sent):
-                with contextlib.suppress(Interrupted):
+                with contextlib.suppress(SimulatedInterrupt):
                     received.append(both.far.receive(10.0))
         sys.settrace(None)
         both.close()
         sending.join(10)
-        assert all(map(same, received, sent))
+        assert all(map(frames_equal, received, sent))
 
 
-def test_early_pieces_of_next_frame_are_kept(ends):
-    both = ends(2)
+def test_early_pieces_of_next_frame_are_kept(make_pair):
+    both = make_pair(2)
     first, second = (Frame(b"%d" % n, [bytes([n]) * (2 * PIECE_BYTES)]) for n in (1, 2))
     (main, large), (next_main, next_large) = (striped(encode_frame(f, LIMITS)) for f in (first, second))
     both.near._socket.sendall(b"".join(main))
@@ -372,10 +375,10 @@ def test_early_pieces_of_next_frame_are_kept(ends):
     with pytest.raises(TimeoutError):
         both.far.receive(0.2)
     other.sendall(b"".join(encode_frame(list(pieces(1, large))[1], LIMITS)))
-    assert same(both.far.receive(10.0), first)
+    assert frames_equal(both.far.receive(10.0), first)
     both.near._socket.sendall(b"".join(next_main))
     other.sendall(b"".join(late))
-    assert same(both.far.receive(10.0), second)
+    assert frames_equal(both.far.receive(10.0), second)
     sending.join(10)
 
 
@@ -392,8 +395,8 @@ def test_early_pieces_of_next_frame_are_kept(ends):
     ],
     ids=["twice", "too short", "none of the frame's", "of an earlier frame", "without bytes", "head", "too long"],
 )
-def test_invalid_piece_ends_connection(ends, wrong, said):
-    both = ends()
+def test_invalid_piece_ends_connection(make_pair, wrong, said):
+    both = make_pair()
     main, large = striped(encode_frame(Frame(b"head", [bytes(3 * PIECE_BYTES)]), LIMITS))
     both.near._socket.sendall(b"".join(main))
     for piece in wrong(list(pieces(1, large))):
@@ -404,8 +407,8 @@ def test_invalid_piece_ends_connection(ends, wrong, said):
         both.far.send(Frame(b"more"))
 
 
-def test_too_many_early_pieces_end_connection(ends):
-    both = ends(2)
+def test_too_many_early_pieces_end_connection(make_pair):
+    both = make_pair(2)
     main, large = striped(encode_frame(Frame(b"head", [bytes(2 * PIECE_BYTES)]), LIMITS))
     both.near._socket.sendall(b"".join(main))
     with ThreadPoolExecutor(2) as threads:
@@ -436,8 +439,8 @@ def test_missing_group_ends_connection():
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_parallel_connections_end_together(any_ends, end):
-    both = any_ends()
+def test_parallel_connections_end_together(make_pair_with_or_without_tls, end):
+    both = make_pair_with_or_without_tls()
     frame = Frame(b"head", [bytes(64 * MIB)])
     cut = both.beside[1][end]
 
@@ -447,7 +450,7 @@ def test_parallel_connections_end_together(any_ends, end):
 
     with ThreadPoolExecutor(1) as threads:
         sending = threads.submit(send)
-        assert same(both.far.receive(60.0), frame)
+        assert frames_equal(both.far.receive(60.0), frame)
         cut.close()
         with pytest.raises(TransportError):
             for _ in range(8):
@@ -458,8 +461,8 @@ def test_parallel_connections_end_together(any_ends, end):
     assert all(connection.fileno() < 0 for connections in both.beside for connection in connections)
 
 
-def test_close_waits_for_unread_connections_together(ends):
-    both = ends(4)
+def test_close_waits_for_unread_connections_together(make_pair):
+    both = make_pair(4)
     both.near.send(Frame(b"first"))
     both.far.receive(10.0)
 

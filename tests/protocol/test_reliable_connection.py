@@ -40,8 +40,8 @@ from djinn_server.session_pauses import serve_here
 from djinn_server.usage_metrics import UsageMetrics
 
 
-class Lossy(Connection):
-    """A connection that loses some of the frames that are sent over it, and breaks at some. A fake of a bad network."""
+class LossyConnection(Connection):
+    """A connection on a fake bad network, which loses some frames and breaks at some."""
 
     def __init__(self, inner: QueueConnection, chance: Callable[[], float], loses: float, breaks: float) -> None:
         self.inner = inner
@@ -68,7 +68,7 @@ class Lossy(Connection):
 
 
 class Network:
-    """Makes pairs of connections between one client and its leased session."""
+    """A network that makes pairs of connections between one client and its leased session."""
 
     def __init__(self, seed: int, loses: float = 0.0, breaks: float = 0.0) -> None:
         self._random = random.Random(seed)
@@ -80,7 +80,7 @@ class Network:
 
     def _pair(self) -> tuple[Connection, Connection]:
         loses, breaks = self._odds
-        ours, theirs = (Lossy(end, self._random.random, loses, breaks) for end in connected_pair())
+        ours, theirs = (LossyConnection(end, self._random.random, loses, breaks) for end in connected_pair())
         return ours, theirs
 
     def _dial(self, taken: int, _: float) -> tuple[Connection, int]:
@@ -96,7 +96,7 @@ class Network:
 
 
 def _receive(server: LeasedConnection) -> Frame:
-    """Receive the next frame, and wait for the client while it is away, as a session does."""
+    """Return the next frame. Wait while the client is away, as a session does."""
     changed = threading.Event()
     server.call_when_changed(changed.set)
     while True:
@@ -141,13 +141,13 @@ def test_reconnection_observer_may_use_session() -> None:
     client = network.client
     threading.Thread(target=_echo, args=(network.server,), daemon=True).start()
 
-    def resumed(seconds: float) -> None:
+    def note_reconnection(seconds: float) -> None:
         told.append(seconds)
         if len(told) == 1:
             client._inner.close()
             client.send(Frame(b"of the observer"))
 
-    client.call_when_resumed(resumed)
+    client.call_when_resumed(note_reconnection)
     client._inner.close()
     sending = threading.Thread(target=client.send, args=(Frame(b"of the program"),), daemon=True)
     sending.start()
@@ -182,8 +182,8 @@ def test_interrupted_reconnections_count_as_one_break() -> None:
     network.server.close()
 
 
-class Garbled(Lossy):
-    """A connection over which nothing comes that is a frame."""
+class GarbledConnection(LossyConnection):
+    """A connection that receives only invalid frames."""
 
     def receive(self, timeout: float | None = None) -> Frame:
         raise ProtocolError("not a frame")
@@ -195,10 +195,10 @@ def test_silent_peer_is_given_up_with_reason() -> None:
     def dial(taken: int, seconds: float) -> tuple[Connection, int]:
         inner, received = network._dial(taken, seconds)
         dialled.append(inner)
-        return Garbled(inner, lambda: 1.0, 0.0, 0.0), received
+        return GarbledConnection(inner, lambda: 1.0, 0.0, 0.0), received
 
     ours, _ = connected_pair()
-    client = ResumingConnection(Garbled(ours, lambda: 1.0, 0.0, 0.0), dial, 60.0, "the server")
+    client = ResumingConnection(GarbledConnection(ours, lambda: 1.0, 0.0, 0.0), dial, 60.0, "the server")
     with pytest.raises(ProtocolError, match="not a frame"):
         client.receive(60.0)
     assert 1 <= len(dialled) <= 5
@@ -281,7 +281,7 @@ def test_small_bodies_are_copied_at_send() -> None:
     assert b"".join(frame.body) == b"before"
 
 
-def test_counters_wrap_around() -> None:
+def test_frame_counters_wrap_around() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox._sent = inbox.received = (1 << 32) - 1
     assert [outbox.put(Frame(b"a")), outbox.put(Frame(b"b"))] == [0, 1]
@@ -375,8 +375,8 @@ def test_short_reconnection_is_reported(received: int, error: type) -> None:
     assert network.server.away_until is None
 
 
-class Overtaken(Lossy):
-    """A connection that breaks while it is read, and in whose place the client has another one before that is noticed."""
+class OvertakenConnection(LossyConnection):
+    """A connection that breaks while it is read, after the client has already reconnected."""
 
     def receive(self, timeout: float | None = None) -> Frame:
         self.replaced()
@@ -385,7 +385,7 @@ class Overtaken(Lossy):
 
 def test_reconnected_client_is_not_away() -> None:
     ours, theirs = connected_pair()
-    overtaken = Overtaken(connected_pair()[1], lambda: 1.0, 0.0, 0.0)
+    overtaken = OvertakenConnection(connected_pair()[1], lambda: 1.0, 0.0, 0.0)
     server = LeasedConnection(overtaken, 60.0, UsageMetrics())
     overtaken.replaced = lambda: server.resume(theirs, 0)
     poll_connection(CancellationState(FairShare().share(), UsageMetrics()), server)

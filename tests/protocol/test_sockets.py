@@ -23,7 +23,7 @@ LIMITS = Limits()
 
 
 @pytest.fixture
-def raw_and_ours():
+def socket_and_connection():
     raw, ours = socket.socketpair()
     connection = SocketConnection(ours, LIMITS, "the other end")
     yield raw, connection
@@ -33,24 +33,24 @@ def raw_and_ours():
 
 @pytest.fixture
 def interruptible():
-    """SIGINT raises, also where the suite runs in the background of a shell, which has it ignored."""
+    """Let SIGINT raise. A suite in a shell's background ignores it."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, previous)
 
 
-class Rang(BaseException):
+class SignalError(BaseException):
     """Exception that a program's signal handler may raise."""
 
 
 @pytest.fixture
-def alarming():
-    """SIGUSR1 raises an exception that is not Ctrl-C."""
+def raising_sigusr1():
+    """Let SIGUSR1 raise an exception that is not KeyboardInterrupt."""
 
-    def ring(*_):
-        raise Rang
+    def raise_signal_error(*_):
+        raise SignalError
 
-    previous = signal.signal(signal.SIGUSR1, ring)
+    previous = signal.signal(signal.SIGUSR1, raise_signal_error)
     yield
     signal.signal(signal.SIGUSR1, previous)
 
@@ -60,7 +60,7 @@ def interrupt(number):
 
 
 def interrupt_sending(raw, number):
-    """A thread that gives the main thread a signal once some of what it sends has come, and the rest cannot be sent."""
+    """Return a thread that signals the main thread once some of a send has arrived and the rest is blocked."""
 
     def sending():
         select.select([raw], [], [], 300.0)
@@ -72,7 +72,7 @@ def interrupt_sending(raw, number):
 
 
 def interrupt_receiving(connection, number):
-    """A thread that gives the main thread a signal once that receives."""
+    """Return a thread that signals the main thread once it receives."""
 
     def receiving():
         wait_for(connection._receive_lock.locked, "the receiver")
@@ -83,13 +83,13 @@ def interrupt_receiving(connection, number):
     return thread
 
 
-def encoded(frame):
+def encode_bytes(frame):
     return b"".join(bytes(part) for part in encode_frame(frame, LIMITS))
 
 
-def test_frames_arrive_bytewise_and_through_timeouts(raw_and_ours):
-    raw, connection = raw_and_ours
-    stream = encoded(Frame(b"head", [b"body", b"", b"more"]))
+def test_frames_arrive_bytewise_and_through_timeouts(socket_and_connection):
+    raw, connection = socket_and_connection
+    stream = encode_bytes(Frame(b"head", [b"body", b"", b"more"]))
     for n in range(len(stream) - 1):
         raw.send(stream[n : n + 1])
         with pytest.raises(TimeoutError):
@@ -100,9 +100,9 @@ def test_frames_arrive_bytewise_and_through_timeouts(raw_and_ours):
     assert connection.bytes_received == len(stream)
 
 
-def test_many_frames_in_one_read(raw_and_ours):
-    raw, connection = raw_and_ours
-    raw.sendall(b"".join(encoded(Frame(b"%d" % n, [b"x" * (n % 3)])) for n in range(500)))
+def test_many_frames_in_one_read(socket_and_connection):
+    raw, connection = socket_and_connection
+    raw.sendall(b"".join(encode_bytes(Frame(b"%d" % n, [b"x" * (n % 3)])) for n in range(500)))
     assert [connection.receive(300).head for _ in range(500)] == [b"%d" % n for n in range(500)]
 
 
@@ -119,8 +119,8 @@ def test_more_buffers_than_iov_max():
     receiver.close()
 
 
-def test_large_body_is_read_into_place(raw_and_ours, monkeypatch):
-    raw, connection = raw_and_ours
+def test_large_body_is_read_into_place(socket_and_connection, monkeypatch):
+    raw, connection = socket_and_connection
     copied = []
     spread = FrameDecoder._distribute
     monkeypatch.setattr(
@@ -128,7 +128,7 @@ def test_large_body_is_read_into_place(raw_and_ours, monkeypatch):
     )
     body = bytes(range(256)) * (64 << 10)
     with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(raw.sendall, encoded(Frame(b"head", [body])))
+        sending = pool.submit(raw.sendall, encode_bytes(Frame(b"head", [body])))
         assert connection.receive(300).body[0] == body
         sending.result(60)
     assert sum(copied) <= 256 << 10
@@ -150,16 +150,16 @@ def test_partial_writes_continue():
     assert sum(counted) == 26
 
 
-def test_close_within_frame_is_an_error(raw_and_ours):
-    raw, connection = raw_and_ours
-    raw.sendall(encoded(Frame(b"head"))[:-1])
+def test_close_within_frame_is_an_error(socket_and_connection):
+    raw, connection = socket_and_connection
+    raw.sendall(encode_bytes(Frame(b"head"))[:-1])
     raw.close()
     with pytest.raises(TransportError, match="in the middle of a frame"):
         connection.receive(300)
 
 
-def test_garbage_closes_the_connection(raw_and_ours):
-    raw, connection = raw_and_ours
+def test_garbage_closes_the_connection(socket_and_connection):
+    raw, connection = socket_and_connection
     raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     with pytest.raises(ProtocolError, match="the other end: not a frame"):
         connection.receive(300)
@@ -173,9 +173,9 @@ def test_garbage_closes_the_connection(raw_and_ours):
         connection.receive(300)
 
 
-def test_frames_before_the_first_wrong_byte_are_delivered(raw_and_ours):
-    raw, connection = raw_and_ours
-    raw.sendall(encoded(Frame(b"the reason", [b"why"])) + bytes(100))
+def test_frames_before_the_first_wrong_byte_are_delivered(socket_and_connection):
+    raw, connection = socket_and_connection
+    raw.sendall(encode_bytes(Frame(b"the reason", [b"why"])) + bytes(100))
     assert connection.receive(300).head == b"the reason"
     with pytest.raises(ProtocolError, match="not a frame"):
         connection.receive(300)
@@ -192,12 +192,12 @@ def pair_over_tcp():
 def test_close_delivers_sent_frames():
     connection, theirs = pair_over_tcp()
     with theirs:
-        theirs.sendall(encoded(Frame(b"not read")))
+        theirs.sendall(encode_bytes(Frame(b"not read")))
         frames = [Frame(b"%d" % n) for n in range(40)]  # more segments than the kernel sends before an acknowledgement
         for frame in frames:
             connection.send(frame)
         connection.close()
-        expected = b"".join(map(encoded, frames))
+        expected = b"".join(map(encode_bytes, frames))
         came = b""
         with suppress(ConnectionResetError):
             while piece := theirs.recv(1 << 16):
@@ -251,9 +251,9 @@ def test_accepted_connection_drain_is_bounded(monkeypatch, bound):
             closing.result(60)
 
 
-def test_interrupted_receive_loses_nothing(raw_and_ours, interruptible):
-    raw, connection = raw_and_ours
-    stream = encoded(Frame(b"head", [b"x" * 1000]))
+def test_interrupted_receive_loses_nothing(socket_and_connection, interruptible):
+    raw, connection = socket_and_connection
+    stream = encode_bytes(Frame(b"head", [b"x" * 1000]))
     raw.sendall(stream[:500])
     timer = interrupt_receiving(connection, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -263,11 +263,11 @@ def test_interrupted_receive_loses_nothing(raw_and_ours, interruptible):
     assert connection.receive(300).head == b"head"
 
 
-def test_receive_after_long_silence(monkeypatch):
+def test_receive_works_after_long_silence(monkeypatch):
     monkeypatch.setattr("djinn_core.protocol.net.sockets._READ_SECONDS", 0.05)
     raw, ours = socket.socketpair()
     connection = SocketConnection(ours, LIMITS, "the other end")
-    stream = encoded(Frame(b"head", [b"x" * 1000]))
+    stream = encode_bytes(Frame(b"head", [b"x" * 1000]))
     with raw:
         for timeout in (None, 120, 60):
             timers = [
@@ -282,15 +282,15 @@ def test_receive_after_long_silence(monkeypatch):
     connection.close()
 
 
-def test_interrupted_send_is_finished_first(raw_and_ours, interruptible):
-    raw, connection = raw_and_ours
+def test_interrupted_send_is_finished_first(socket_and_connection, interruptible):
+    raw, connection = socket_and_connection
     body = bytearray(b"b" * (8 << 20))
     frames = [Frame(b"first", [bytes(body), b"end"]), Frame(b"last")]
     timer = interrupt_sending(raw, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         connection.send(Frame(b"first", [body, b"end"]))  # the other end does not read
     body[:] = bytes(len(body))
-    stream = b"".join(map(encoded, frames))
+    stream = b"".join(map(encode_bytes, frames))
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_late, raw, len(stream), timer)
         connection.send(frames[1])
@@ -298,19 +298,19 @@ def test_interrupted_send_is_finished_first(raw_and_ours, interruptible):
     assert connection.bytes_sent == len(stream)
 
 
-def test_send_left_by_signal_handler_is_finished(raw_and_ours, alarming):
-    raw, connection = raw_and_ours
+def test_send_left_by_signal_handler_is_finished(socket_and_connection, raising_sigusr1):
+    raw, connection = socket_and_connection
     frames = [Frame(b"first", [bytes(8 << 20), b"end"]), Frame(b"x" * (8 << 20)), Frame(b"last")]
-    stream = b"".join(map(encoded, frames))
+    stream = b"".join(map(encode_bytes, frames))
     with ThreadPoolExecutor(1) as pool:
         for frame in frames[:2]:
             timer = interrupt_sending(raw, signal.SIGUSR1)
-            reading = pool.submit(read_late, raw, len(encoded(frame)), timer)
-            with pytest.raises(Rang):
+            reading = pool.submit(read_late, raw, len(encode_bytes(frame)), timer)
+            with pytest.raises(SignalError):
                 connection.send(frame)
-            assert reading.result(60) == encoded(frame)
+            assert reading.result(60) == encode_bytes(frame)
     connection.send(frames[2])
-    assert raw.recv(1 << 20) == encoded(frames[2])
+    assert raw.recv(1 << 20) == encode_bytes(frames[2])
     assert connection.bytes_sent == len(stream)
 
 
@@ -322,19 +322,19 @@ def read_late(raw, count, timer):
     return bytes(came)
 
 
-def test_send_left_by_signal_handler_times_out(raw_and_ours, alarming, monkeypatch):
+def test_send_left_by_signal_handler_times_out(socket_and_connection, raising_sigusr1, monkeypatch):
     monkeypatch.setattr("djinn_core.protocol.net.sockets._FINISH_SECONDS", 0.1)
-    raw, connection = raw_and_ours
+    raw, connection = socket_and_connection
     timer = interrupt_sending(raw, signal.SIGUSR1)
-    with pytest.raises(Rang):
+    with pytest.raises(SignalError):
         connection.send(Frame(b"", [bytes(64 << 20)]))
     timer.join()
     with pytest.raises(TransportError, match="interrupted while it sent"):
         connection.send(Frame(b"x"))
 
 
-def test_close_wakes_a_blocked_send(raw_and_ours):
-    _, connection = raw_and_ours
+def test_close_wakes_a_blocked_send(socket_and_connection):
+    _, connection = socket_and_connection
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(connection.send, Frame(b"", [bytes(64 << 20)]))
         time.sleep(0.2)
@@ -343,8 +343,8 @@ def test_close_wakes_a_blocked_send(raw_and_ours):
             sending.result(60)
 
 
-def test_close_in_signal_handler_ends_wait(raw_and_ours):
-    _, connection = raw_and_ours
+def test_close_in_signal_handler_ends_wait(socket_and_connection):
+    _, connection = socket_and_connection
     previous = signal.signal(signal.SIGUSR1, lambda *_: connection.close())
     timer = interrupt_receiving(connection, signal.SIGUSR1)
     try:
@@ -355,19 +355,19 @@ def test_close_in_signal_handler_ends_wait(raw_and_ours):
         signal.signal(signal.SIGUSR1, previous)
 
 
-def test_second_receiver_respects_timeout(raw_and_ours):
-    raw, connection = raw_and_ours
+def test_second_receiver_respects_timeout(socket_and_connection):
+    raw, connection = socket_and_connection
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connection.receive, 60)
         wait_for(connection._receive_lock.locked, "the first receiver")
         with pytest.raises(TimeoutError, match="another thread"):
             connection.receive(0.05)
-        raw.sendall(encoded(Frame(b"x")))
+        raw.sendall(encode_bytes(Frame(b"x")))
         assert first.result().head == b"x"
 
 
-def test_forked_child_does_not_close_connection(raw_and_ours):
-    raw, connection = raw_and_ours
+def test_forked_child_does_not_close_connection(socket_and_connection):
+    raw, connection = socket_and_connection
     child = os.fork()
     if child == 0:
         try:

@@ -19,7 +19,7 @@ SECONDS, SIZE = 100.0, 1 << 12
 
 
 class Folder:
-    """A folder of journals, and an executor that looks at it at the time `now`."""
+    """A folder of journals, and an executor that scans it at the time `now`."""
 
     def __init__(self, path):
         self.path, self.now, self.disk = path, 1000.0, DiskQuota()
@@ -34,7 +34,7 @@ class Folder:
         return journal
 
     def after(self, seconds):
-        """Names of the files that are left after so many seconds, in which the executor looked each second."""
+        """Return the names of the files that are left after `seconds`, with a scan each second."""
         for _ in range(int(seconds)):
             self.now += 1.0
             self.unclaimed.scan_if_due()
@@ -52,7 +52,7 @@ def test_unclaimed_journal_is_removed_after_timeout(folder):
     assert folder.after(SECONDS / 2) == set()
 
 
-def test_journal_of_a_running_session_stays(folder):
+def test_journal_of_running_session_is_not_removed(folder):
     journal = folder.begin("running")
     assert folder.after(3 * SECONDS) == {"running.journal", "running.contents"}
     journal.leave()  # its executor has died: its time begins now
@@ -68,7 +68,7 @@ def test_unfinished_files_are_removed(folder):
     assert folder.after(1.5 * SECONDS) == set()
 
 
-def test_unclaimed_journals_count_towards_the_quota_of_their_tenant(folder):
+def test_unclaimed_journals_count_towards_tenant_quota(folder):
     folder.begin("other", "another tenant").leave()
     folder.begin("mine").leave()
     folder.unclaimed.count_for("a tenant")

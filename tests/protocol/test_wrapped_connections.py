@@ -21,8 +21,8 @@ from djinn_server.usage_metrics import UsageMetrics
 FACTS = [name for name, member in vars(Connection).items() if isinstance(member, property)]
 
 
-class Silent(Connection):
-    """A connection that does the least."""
+class MinimalConnection(Connection):
+    """A connection with abstract members only."""
 
     limits = Limits()
 
@@ -34,8 +34,8 @@ class Silent(Connection):
     def close(self) -> None: ...
 
 
-class Telling(Silent):
-    """A connection that tells everything."""
+class FullConnection(MinimalConnection):
+    """A connection that sets each property."""
 
     bytes_sent, bytes_received, buffered_bytes = 1, 2, 3
     peer, certificate, link = "client x", b"der", LinkFacts(0.1, 2.0)
@@ -51,7 +51,7 @@ WRAPPERS: dict[str, Callable[[Connection], Connection]] = {
 
 
 def test_connection_properties_have_defaults() -> None:
-    silent = Silent()
+    silent = MinimalConnection()
     assert {name: getattr(silent, name) for name in FACTS} == {
         "bytes_sent": 0,
         "bytes_received": 0,
@@ -64,7 +64,7 @@ def test_connection_properties_have_defaults() -> None:
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_wrapper_forwards_properties_of_inner_connection(wrapper: str) -> None:
-    inner = Telling()
+    inner = FullConnection()
     outer = WRAPPERS[wrapper](inner)
     assert {name: getattr(outer, name) for name in FACTS} == {name: getattr(inner, name) for name in FACTS}
 
@@ -80,11 +80,16 @@ def test_sockets_override_default_properties() -> None:
 
 
 def test_leased_connection_places_bodies_on_each_connection() -> None:
-    class Placing(Silent):
+    class PlacingConnection(MinimalConnection):
         def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
             self.place = place
 
-    first, second, resumed, memory = Placing(), Placing(), threading.Event(), memoryview(bytearray(3))
+    first, second, resumed, memory = (
+        PlacingConnection(),
+        PlacingConnection(),
+        threading.Event(),
+        memoryview(bytearray(3)),
+    )
     leased = LeasedConnection(first, 1.0, UsageMetrics())
     leased.place_bodies(lambda head, nbytes: memory if (head, nbytes) == (b"head", 3) else None)
     thread = threading.Thread(target=leased.resume, args=(second, 0, resumed.set))
