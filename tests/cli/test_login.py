@@ -69,7 +69,7 @@ def test_login_accepts_addresses_token_file_or_connection_file(serving, url_of, 
     assert run("login", ",".join(serving.urls), "--name", "several", "--token-file", str(token)).exit_code == 0
     assert find_login("several").content.urls == serving.urls
     assert run("login", url_of("tcp"), given="\n").exit_code == 1
-    assert "an address begins with its scheme: tcps://gpu-box:5556" in run("login", "gpu-box:5556").output
+    assert "begin an address with its scheme, as in tcps://gpu-box:5556" in run("login", "gpu-box:5556").output
 
 
 def test_login_refuses_invalid_names_and_mixed_tokens(serving):
