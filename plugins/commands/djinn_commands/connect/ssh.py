@@ -73,18 +73,18 @@ class Script:
 
     Attributes:
         names: files of `scripts/` to join after `common.sh`, without their suffix.
-        values: shell variables that are set before.
+        values: shell variables that are set before these files run.
     """
 
     names: tuple[str, ...]
     values: Mapping[str, str] = attrs.field(factory=dict)
 
-    def text(self, mark: str = "") -> str:
-        """Return the whole script. If `mark` is not empty, the script prints it as a line before its own output."""
+    def text(self, end_of_login_output: str = "") -> str:
+        """Return the whole script. If `end_of_login_output` is not empty, the script prints this line first."""
         assignments = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.values.items())]
         folder = files("djinn_commands.connect").joinpath("scripts")
         common, *parts = [folder.joinpath(f"{name}.sh").read_text() for name in ("common", *self.names)]
-        return "\n".join([*assignments, common, f"echo {mark}" if mark else "", *parts])
+        return "\n".join([*assignments, common, f"echo {end_of_login_output}" if end_of_login_output else "", *parts])
 
 
 @attrs.frozen
@@ -213,9 +213,9 @@ class SshConnection:
 
     def run(self, script: Script, data: Source | None = None) -> ScriptResult:
         """Run a script to its end and return its result. `data` writes the script's standard input."""
-        mark = _mark()
+        end_of_login_output = _random_line()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            process = self._start(script, mark, output, errors)
+            process = self._start(script, end_of_login_output, output, errors)
             assert process.stdin is not None
             try:
                 # The script may end before it has read all input; its exit status is more useful than this error.
@@ -230,7 +230,7 @@ class SshConnection:
             output.seek(0)
             errors.seek(0)
             printed = output.read().decode(errors="replace")
-            _, _, script_output = printed.partition(f"{mark}\n")
+            _, _, script_output = printed.partition(f"{end_of_login_output}\n")
             return ScriptResult(code, script_output, errors.read().decode(errors="replace"))
 
     @contextlib.contextmanager
@@ -239,13 +239,13 @@ class SshConnection:
 
         Standard error goes to the standard error of this process.
         """
-        mark = _mark()
-        process = self._start(script, mark, subprocess.PIPE, None)
+        end_of_login_output = _random_line()
+        process = self._start(script, end_of_login_output, subprocess.PIPE, None)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             process.stdin.close()
-            while (line := process.stdout.readline()) and line.strip() != mark.encode():
+            while (line := process.stdout.readline()) and line.strip() != end_of_login_output.encode():
                 pass  # output of the login shell's files
             yield process
         finally:
@@ -254,9 +254,9 @@ class SshConnection:
             process.wait()
 
     def _start(
-        self, script: Script, mark: str, output: IO[bytes] | int, errors: IO[bytes] | None
+        self, script: Script, end_of_login_output: str, output: IO[bytes] | int, errors: IO[bytes] | None
     ) -> subprocess.Popen[bytes]:
-        text = script.text(mark).encode()
+        text = script.text(end_of_login_output).encode()
         command = run_command(self.destination, self.control, len(text))
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=errors)
         assert process.stdin is not None
@@ -270,7 +270,7 @@ class SshConnection:
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
-def _mark() -> str:
+def _random_line() -> str:
     return f"djinn-{secrets.token_hex(8)}"
 
 

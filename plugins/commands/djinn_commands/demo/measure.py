@@ -81,21 +81,21 @@ def measure(task: Task, announce: Announce) -> Measured:
     from djinn_client.runtime.client import record_plans
 
     task.move("cpu")
-    here, local_first = _run(task, "cpu", announce(f"{task.title} here, first run"))
+    here, first_local_run = _run(task, "cpu", announce(f"{task.title} here, first run"))
     _, local = _run(task, "cpu", announce(f"{task.title} here, second run"))
     announce(f"{task.title}: sending the weights")
     _, upload = _observed(lambda: _upload(task))
     with record_plans() as plans:
-        first, remote_first = _run(task, REMOTE, announce(f"{task.title} on the server, first run"))
+        first, first_remote_run = _run(task, REMOTE, announce(f"{task.title} on the server, first run"))
     there, remote = _run(task, REMOTE, announce(f"{task.title} on the server, second run"))
     return Measured(
         name=task.name,
         title=task.title,
         verdict=_worst(task.compare(here, there_result) for there_result in (first, there)),
-        local_first=local_first,
+        local_first=first_local_run,
         local=local,
         upload=upload,
-        remote_first=remote_first,
+        remote_first=first_remote_run,
         remote=remote,
         recognised=summarise([plan.profile for plan in plans]),
         highlights=tuple(task.highlights(there)),
