@@ -1,6 +1,6 @@
 """Write the parts of docs/ that come from the code: tables of settings, plugin kinds and events.
 
-A part lies between `<!-- NAME: renew_parts by packaging/write_pages.py -->` and `<!-- end -->`. `--check` fails if a part is not current.
+A part lies between `<!-- NAME: written by packaging/write_pages.py -->` and `<!-- end -->`. `--check` fails if a part is not current.
 """
 
 from __future__ import annotations

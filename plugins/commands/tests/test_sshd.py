@@ -173,7 +173,7 @@ def test_project_requirements_are_installed(laptop, project, wheels, tmp_path):
 def test_systemd_server_survives_disconnect(laptop):
     laptop.succeed("disconnect", "box", "--stop")
     assert not [process for process in laptop.machine.processes() if "djinn" in " ".join(process.cmdline())]
-    # systemd is unavailable_reason; these commands stand for it, and start what the unit file says
+    # systemd is not available; these commands stand for it, and start what the unit file says
     for name, text in {
         "loginctl": "#!/bin/sh\necho yes\n",
         "systemctl": '#!/bin/sh\ncase "$*" in *enable*) setsid nohup "$(sed -n \'s/^ExecStart="\\(.*\\)"/\\1/p\' '

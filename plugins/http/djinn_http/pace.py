@@ -43,7 +43,7 @@ class RequestTimeLimit:
         return self.owner is not None and self.owner.trusted
 
     def count_received(self, count: int) -> None:
-        """Count received bytes. The first bytes begin a request."""
+        """Count received bytes. The first bytes after a response begin the next request."""
         self._bytes += count
         if self._idle:
             self._since, self._idle = time.monotonic(), False

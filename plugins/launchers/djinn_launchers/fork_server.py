@@ -138,7 +138,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _received(told: socket.socket, length: int) -> bytes:
-    """Receive `length` bytes from a client.
+    """Receive `length` bytes from a client, or fewer if the client closes the connection before.
 
     Raises:
         OSError: the connection fails.

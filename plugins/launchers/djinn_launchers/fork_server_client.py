@@ -48,7 +48,7 @@ class ForkedExecutor:
         """Wait for the process id of the executor.
 
         Args:
-            server: connection to the fork server, which has the request.
+            server: connection to the fork server, over which the request was sent.
             stdin: the executor's standard input.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Run ops with non-strided tensors on the executor: build the tensors from strided values, and split_result the results again.
+"""Run ops with non-strided tensors on the executor: build the tensors from strided values, and split the results again.
 
 PyTorch's kernels assume that sparse tensors are valid, and clients are not trusted. So each built tensor is checked.
 """

@@ -102,7 +102,7 @@ def _replace(one: OpenSession) -> None:
 
 
 def _leave(one: OpenSession) -> bool:
-    """Remove an executor from the session if it is in it. Return False if it is the only executor, which must stay."""
+    """Remove an executor, unless it has already left. Return False if it must stay, because it is the only executor."""
     with context.lock:
         if one in context.opened:
             if len(context.opened) < 2:

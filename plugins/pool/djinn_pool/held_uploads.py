@@ -83,9 +83,9 @@ class HeldUploads:
                 self._take(handle)
 
     def executor_with_space(self, handle: int) -> int:
-        """Return the first executor with enough free bytes for a deferred upload, as `executor_with_bytes`.
+        """Return the executor for a deferred upload: the first with enough free bytes, or else the one with the most.
 
-        Weights that are loaded in order therefore stay together.
+        So weights that are loaded in order stay together.
         """
         return self.executor_with_bytes(self._held[handle].nbytes, self._executors.present)
 

@@ -36,7 +36,7 @@ class PlanningInputs:
         resident: device of each input's memory.
         copies: further devices with copies of inputs.
         stream: pending programs of the same structure, and the executor that load balancing proposes.
-        derived: function that finds the locations of values derived from weights.
+        locate_recipe: function that finds the locations of values derived from weights.
         occupied: bytes in use on each device.
         known: residency of inputs that earlier programs have shown.
         margin: share of the time that several devices must be predicted to save before a policy uses them.

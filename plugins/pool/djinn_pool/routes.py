@@ -47,9 +47,9 @@ class Routes:
         self._under_way: dict[TransferStep, list[int]] = {}
 
     def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
-        """Make executor `source` connect to executor `target` if it has not yet. Return its reply with the measured link.
+        """Make executor `source` connect to executor `target` if it is not connected yet.
 
-        The reply has an error if values between the two pass through this process.
+        Return the reply of `source`, with the measured link. It has an error if values between both pass through this process.
         """
         reply = self._connections.get((source, target))
         if reply is None and any(self._members[number].link.channel.logged for number in (source, target)):

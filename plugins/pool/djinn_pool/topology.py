@@ -176,7 +176,7 @@ class PoolTopology:
         return self._devices
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Replace the capabilities of the devices with these ids. Their reported free memory stays."""
+        """Replace the capabilities of devices, found by their ids. Keep the free memory that executors reported."""
         by_id = {device.id: device for device in devices}
         self._devices = [  # with the free memory that executors reported since the session began
             attrs.evolve(by_id.get(d.id, d), memory_free=d.memory_free) for d in self._devices

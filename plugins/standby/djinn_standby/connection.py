@@ -36,7 +36,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     `send` may be called from several threads, `receive` from one thread at a time.
 
     Attributes:
-        logged: True, because frames must pass through this channel.
+        logged: True, because this channel logs sent frames (`ClientChannel.logged`).
         successor: the executor that continued the session last, or None.
         server: name of the present server.
     """

@@ -148,7 +148,7 @@ class BulkChannel:
             return message
 
     def receive(self, memory: memoryview | bytearray) -> Message:
-        """Start to receive the next message into `memory`, which has its length."""
+        """Start to receive the next message into `memory`, which must have the length of the message."""
         from ucxx._lib.arr import Array
 
         with self._lock:

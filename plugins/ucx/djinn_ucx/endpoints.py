@@ -86,7 +86,7 @@ class AddressTrials:
         return "" if answer == _FINE else "a process of its own could not use it"
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """Return the test process. Start one if none runs, or if another process started it before a fork."""
+        """Return the test process. Start a new one if none runs, or if this process was forked after the start."""
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._end()
             self._owner = os.getpid()

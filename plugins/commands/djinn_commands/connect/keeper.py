@@ -47,7 +47,7 @@ def next_pause(pause: float, connected_seconds: float) -> float:
 
     Args:
         pause: seconds of the previous wait.
-        connected_seconds: seconds for which the last attempt and its connection connected_seconds.
+        connected_seconds: seconds that the last attempt and its connection lasted.
     """
     return _FIRST_PAUSE if connected_seconds > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
 

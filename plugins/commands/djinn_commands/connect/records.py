@@ -84,7 +84,7 @@ def records_directory() -> Path:
 
 
 def record_path(name: str, suffix: str = _SUFFIX) -> Path:
-    """Return the path of the file about the server `name` that has this suffix. By default, it is the record."""
+    """Return the path of the file with this suffix about the server `name`: by default, its record."""
     return records_directory() / f"{name}{suffix}"
 
 

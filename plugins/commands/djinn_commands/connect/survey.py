@@ -118,7 +118,7 @@ def _pythons(lines: Iterable[str]) -> Iterable[Python]:
 def choose_python(pythons: Iterable[Python], local_version: tuple[int, int]) -> Python | None:
     """Return the newest interpreter of the local minor version, for which local wheels fit, or else the newest of all.
 
-    Return None if no interpreter is at least `OLDEST`. `local_version`: the local version, such as (3, 12).
+    Return None if all interpreters are older than `OLDEST`. `local_version`: the local version, such as (3, 12).
     """
     fit = [one for one in pythons if one.minor >= OLDEST]
     same = [one for one in fit if one.minor == local_version]
@@ -126,7 +126,7 @@ def choose_python(pythons: Iterable[Python], local_version: tuple[int, int]) -> 
 
 
 def must_ask_torch(survey: Survey, serve: Iterable[str] | None) -> bool:
-    """Return True if a GPU is to be served and the remote PyTorch has not reported that it can use it.
+    """Return True if a GPU is to be served and the remote PyTorch has not yet reported that CUDA works.
 
     Args:
         survey: facts about the machine.

@@ -63,8 +63,8 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     `into`: the folder for the built wheels.
 
     Raises:
-        ConfigurationError: `folder` has a wheel of Djinn and lacks its server's, or Djinn is not installed from a
-            checkout, or a wheel cannot be built.
+        ConfigurationError: `folder` has a wheel of Djinn but lacks one of the server's packages, or it has no wheel of
+            Djinn and the wheels cannot be built from a checkout.
     """
     wheels = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(wheels).named("djinn") is not None:
@@ -102,7 +102,7 @@ class _Project:
 
 
 def _projects() -> tuple[list[_Project], tuple[str, ...]]:
-    """Return the source folders of Djinn, its plugins and the server's packages, and a message for each plugin without one."""
+    """Return the source folders of Djinn, its plugins and the server's packages, and why other plugins are left out."""
     projects, left_out = [], []
     names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
     names -= _SERVER_PACKAGES.keys()

@@ -58,7 +58,7 @@ class Program:
 
     @property
     def needed(self) -> int:
-        """Return the free bytes that the program needs: its peak with the allowance."""
+        """Return the free bytes that the program needs: its peak and the allowance of `with_allowance`."""
         return with_allowance(self.peak.bytes)
 
 
@@ -97,7 +97,7 @@ class Suggestion:
 
 
 def with_allowance(counted: int) -> int:
-    """Return the free bytes that a program needs whose tensors take `counted` bytes at their peak."""
+    """Return `counted`, the peak bytes of a program's tensors, plus an allowance for bytes that are not counted."""
     return int(counted * ALLOWANCE) + SMALL
 
 

@@ -54,7 +54,7 @@ class Forecast:
         replicas: number of copies that fit into the cluster, each on its own devices.
         shares: fractions of device time by cause: `arithmetic`, `memory bandwidth`, `starting ops`.
         transfers: seconds in which links between devices are busy.
-        limit: the bottleneck of the interval.
+        limit: the resource that determines `interval`.
     """
 
     devices: tuple[DeviceForecast, ...]
@@ -177,7 +177,7 @@ def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, f
 
 
 def _replicas(result: PipelineResult, line: Timeline) -> int:
-    """Return the number of copies of the plan that fit into the cluster at once. Only devices of equal model are exchanged."""
+    """Return the number of copies of the plan that fit into the cluster at once, on devices with equal properties."""
     counts_in_cluster = Counter(_make(d) for d in result.topology.devices)
     counts_used = Counter(_make(result.topology.device(d)) for d in line.devices)
     return min((counts_in_cluster[make] // count for make, count in counts_used.items()), default=0)

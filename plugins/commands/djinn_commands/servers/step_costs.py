@@ -41,9 +41,9 @@ class StepCosts:
 
     @property
     def break_even_seconds(self) -> float | None:
-        """Return the seconds that a step must take on this machine for the device with one read to be faster.
+        """Return the local seconds of a step that takes as long on the device, with one read.
 
-        Return None if the device is never faster.
+        Longer steps are faster on the device. Return None if it is never faster.
         """
         gain = 1.0 - self.there / self.here
         return self.read / gain if gain > TOLERATED else None  # a smaller gain is noise

@@ -1,4 +1,4 @@
-"""Checkpoints of `Accelerator.save_state` with the remote device's random state, which stay on the server if saved there."""
+"""Checkpoints of `Accelerator.save_state`: with the device's random state. At a server address, tensors stay there."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MemoryByDevice = dict[int | str, int | str]
 
 
 def adapt_state(module: Any) -> None:
-    """Adapt `accelerate.state`: `PartialState().device` is the remote device where it would be the CPU by default."""
+    """Adapt `accelerate.state`: `PartialState().device` is the remote device if Accelerate would choose the CPU."""
     choose = module.PartialState.default_device.fget
 
     def default_device(state: Any) -> torch.device:

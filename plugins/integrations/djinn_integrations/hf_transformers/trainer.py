@@ -1,4 +1,4 @@
-"""Checkpoints of `Trainer` with the device's random state, which stay on the server if their folder is a server address."""
+"""Checkpoints of `Trainer`: with the device's random state. At a server address, their tensors stay on the server."""
 
 from __future__ import annotations
 

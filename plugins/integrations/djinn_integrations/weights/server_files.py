@@ -44,7 +44,7 @@ def address_in(path: object) -> str | None:
 def saved_at(path: object) -> str | None:
     """Return the server address of a file that was saved at `path`: its pointer file's address, or `path` itself.
 
-    Return None if `path` is not a server address, or is a local file with other contents than a pointer.
+    Return None if `path` is not a server address, or if a local file of this name is no pointer file.
     """
     address = address_in(path)
     if address is None:
