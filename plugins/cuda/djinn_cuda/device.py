@@ -40,7 +40,7 @@ class CudaDevice(Device):
         return DeviceCapabilities(f"cuda:{index}", "cuda", properties.name, memory=total, memory_free=free)
 
     def sensors(self, index: int) -> Mapping[str, float]:
-        """Return utilization and temperature from NVML, or nothing if NVML does not know the GPU."""
+        """Return utilization and temperature from NVML, or an empty mapping if NVML does not know the GPU."""
         return _sensors(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")))
 
     def open(self, index: int) -> DeviceRuntime:
@@ -58,7 +58,7 @@ class CudaDevice(Device):
 
 
 def _driver_count() -> int:
-    """Return the number of GPUs that the driver knows, or 0 if NVML is missing."""
+    """Return the number of GPUs that the driver knows, or 0 if NVML does not work."""
     import pynvml
 
     try:

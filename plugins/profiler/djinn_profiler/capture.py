@@ -113,7 +113,7 @@ _OVERRIDES: dict[Any, Callable[..., Any]] = {
 def _is_normal_factory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if this call of `torch.normal` creates a tensor from a size.
 
-    Other calls take tensors, so `torch.device` as a context ignores `torch.normal`.
+    Other calls take tensors. Therefore PyTorch itself does not apply `with torch.device(...)` to `torch.normal`.
     """
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 

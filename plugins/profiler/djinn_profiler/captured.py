@@ -199,7 +199,7 @@ def explain(
 def execute(
     schedule: ExecutionSchedule, inputs: Mapping[int, torch.Tensor] | Sequence[torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Run a schedule and return the remote tensors that outlive its graph, in order.
+    """Run a schedule, and return the remote tensors of `graph.outputs`, in that order.
 
     Args:
         schedule: result of `djinn.plan` or `Scheduler` for a captured program.

@@ -67,7 +67,7 @@ class Batches(RunStrategy):
         self.counts = BatchCounters()
 
     def begin(self, context: StrategyContext) -> bool:
-        """Prepare batches on a device, as in `RunStrategy.begin`. Raise if it has a memory limit or is simulated."""
+        """Prepare batches, as in `RunStrategy.begin`. Raise if the device has a memory limit or is simulated."""
         self._device = device = context.device
         excluded = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
         for name, part in excluded.items():

@@ -160,7 +160,7 @@ class CompiledTemplates(HotTemplates):
 
 
 def _float_metas(relation: SizeRelation) -> tuple[TensorMeta, ...]:
-    """Return the metadata of the additional input with the varying floats, or nothing if no float varies."""
+    """Return the metadata of the additional input with the varying floats, or () if no float varies."""
     return (tensor_meta((len(relation.float_slots),), (1,), 0, torch.float64),) if relation.float_slots else ()
 
 

@@ -26,7 +26,7 @@ _log = get_logger("djinn.server")
 
 
 class GraphRecorder(HotTemplates):
-    """Record hot templates of a device whose shapes do not vary.
+    """Record the hot templates of fixed shapes on one device.
 
     Each graph has its own memory pool. In a shared pool, the replay of a graph would overwrite results of another graph
     that sessions still hold.

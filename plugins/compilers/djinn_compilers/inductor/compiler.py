@@ -40,7 +40,7 @@ class Inductor(Compiler):
             self._process.call(PREPARE, b"", LONGEST_SECONDS)
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """Return the graph as a native library.
+        """Return a function that runs the graph as native code.
 
         Raises:
             UnsupportedOperation: this machine has no C++ compiler, or inductor cannot compile the graph.

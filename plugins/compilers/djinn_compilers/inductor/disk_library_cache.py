@@ -48,7 +48,7 @@ class DiskLibraryCache:
             path = private_directory(self._directory, "compiled programs") / self._name(packed)
             content = path.read_bytes()
         except (OSError, DjinnError) as error:
-            _log.debug("no compiled library is kept", error=str(error))
+            _log.debug("no compiled library is cached", error=str(error))
             return None
         library = content[_CHECKSUM_BYTES:]
         if content[:_CHECKSUM_BYTES] != _checksum(library):
@@ -65,7 +65,7 @@ class DiskLibraryCache:
             replace_file(directory / self._name(packed), _checksum(library) + library)
             _remove_oldest(directory)
         except (OSError, DjinnError) as error:
-            _log.debug("a compiled library is not kept", error=str(error))
+            _log.debug("a compiled library cannot be cached", error=str(error))
 
     def is_empty(self) -> bool:
         """Return True if the cache has no library of these versions."""

@@ -23,9 +23,9 @@ from djinn.hooks import CompilerContext
 def compile_library(context: CompilerContext, options: Mapping[str, Any]) -> bytes:
     """Compile a template, and return the native library for `load_library`. Takes seconds.
 
-    On CPUs the library is the extension module that inductor creates for `torch.compile` with a wrapper in C++, a third
-    of the C++ of an ahead-of-time package. Other devices, and ops that need a call through Python, get an ahead-of-time
-    package. Example inputs on an accelerator have no memory on it, because sessions need the memory.
+    On CPUs the library is the extension module that inductor creates for `torch.compile` with a wrapper in C++. It has
+    a third of the C++ code of an ahead-of-time package. Other devices, and ops that need a call through Python, get an
+    ahead-of-time package. Example inputs on an accelerator have no memory on it, because sessions need the memory.
 
     `options`: inductor options that differ from the defaults.
     """

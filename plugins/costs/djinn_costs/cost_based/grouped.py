@@ -12,10 +12,10 @@ from djinn_costs.cost_based.units import beside
 
 
 def for_groups(options: Options) -> Option | None:
-    """Return the placement of each group of an optimization on a device of its own.
+    """Return a placement with a separate device for each group of an optimization.
 
-    The last group runs on the device with most of the inputs. Return None if no group exists, or if the division saves
-    less than the required margin.
+    The last group runs on the device with most of the inputs. Return None if the plan has no groups, if devices or
+    memory do not suffice, or if the division saves less than the required margin.
     """
     if not options.context.plan.hints.get("groups"):
         return None
@@ -31,9 +31,10 @@ def for_groups(options: Options) -> Option | None:
 
 
 def for_branches(options: Options) -> Option | None:
-    """Return the placement of each branch of a pattern on a device of its own, or None without branches.
+    """Return a placement with a separate device for each branch of a pattern.
 
-    The longest branch runs on the device with most of the inputs.
+    The longest branch runs on the device with most of the inputs. Return None if the plan has groups or no branches,
+    or if devices or memory do not suffice.
     """
     if options.context.plan.hints.get("groups") or not options.context.plan.hints.get("branches"):
         return None

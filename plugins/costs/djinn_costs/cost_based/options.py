@@ -91,10 +91,10 @@ class Options:
             self._input_bytes[home] += self.work.sizes[storage]
 
     def place_units(self, choose: Choose, new_input_device: str | None = None) -> PlacedUnits | None:
-        """Return the units placed, in execution order, on the devices that `choose` returns, or None if memory lacks.
+        """Place the units in order on the devices that `choose` returns. Return None if memory does not suffice.
 
-        `new_input_device`: device for inputs that have no location. If None, each such input goes to the device that uses it
-        first.
+        `new_input_device`: device for inputs that have no location. If None, each such input goes to the first device that
+        uses it.
         """
         if new_input_device is None:
             return ListScheduler(self.work, self.hardware, self._new_homes, self.copies, self.free_bytes).run(
@@ -114,7 +114,8 @@ class Options:
     def undivided(self) -> Option | None:
         """Place the program on one device.
 
-        If no device has enough memory, place segments on several devices, which run one after another.
+        If no device has enough memory, place segments on several devices, which run one after another. Return None if
+        all devices together have too little memory.
         """
         return self.in_place() or self.in_parts()
 
@@ -157,7 +158,7 @@ class Options:
         return [candidates[row] for row in sorted(candidates, key=quick.__getitem__)[:_MAX_TRIES]]
 
     def spread(self) -> Option | None:
-        """Place each unit on the device where it finishes first. If this uses only one device, return None."""
+        """Place each unit where it finishes first. Return None if memory does not suffice or one device is used."""
         if len(self.devices) == 1:
             return None
         listing = self.place_units(_earliest_candidates)
@@ -175,7 +176,7 @@ class Options:
         return [self.devices[n].id for n in sorted(first)]
 
     def in_parts(self) -> Option | None:
-        """Place contiguous segments of the program on as few devices as memory allows."""
+        """Place contiguous segments on as few devices as memory allows. Return None if memory does not suffice."""
         for device_of_unit in itertools.islice(cuts(self.work, self.devices, self.free_bytes), _MAX_TRIES):
             if (listing := self.place_units(partial(_next_part, device_of_unit))) is not None:
                 return self._part_option(listing, list(dict.fromkeys(device_of_unit.values())))
@@ -226,9 +227,9 @@ class Options:
 
 
 def device_to_follow(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the device that a unit should follow.
+    """Return the device that a unit should follow: its home, else the device with most of its inputs.
 
-    This is its home, else the device with most of its inputs, else the device that computed most of its operands.
+    Without both, return the device that computed the unit's largest operand, or None if no device computed any.
     """
     if unit.home is not None:
         return unit.home
@@ -248,7 +249,7 @@ def _device_of_inputs(unit: Unit, listing: ListScheduler, min_bytes: int = 0) ->
 
 
 def _device_of_operands(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the device that computed the largest operand of a unit. Of equal operands, the latest counts."""
+    """Return the device that computed a unit's largest operand, the latest of several, or None without such a device."""
     result = listing.result
     makers = [
         (size, result.finish_times[m], result.device_of_unit[m])
@@ -274,9 +275,10 @@ def _next_part(device_of_unit: Mapping[int, str], index: int, unit: Unit, listin
 
 
 def _earliest_candidates(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return candidate devices for a unit: the device that it should follow, and idle devices.
+    """Return candidate devices for a unit: the device of `device_to_follow`, then idle devices.
 
-    Units that generate tokens stay on one device, because each decode step needs the results of the previous step.
+    For a unit that generates tokens, return only the device of earlier such units, if any: each decode step needs the
+    results of the previous step.
     """
     del index
     if unit.generates_tokens and listing.token_device is not None:

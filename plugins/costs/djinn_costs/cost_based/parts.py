@@ -61,7 +61,7 @@ def _divide_by_memory(
 
 
 def _new_bytes(work: ProgramUnits) -> list[int]:
-    """Return each unit's bytes of results that outlive the program, and of unplaced inputs that it is the first to read."""
+    """Return each unit's bytes: of results that outlive the program, and of unplaced inputs that it reads first."""
     storages = set(work.homes)
     bytes_list = []
     for unit in work.units:

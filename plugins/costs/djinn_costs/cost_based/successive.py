@@ -74,8 +74,8 @@ def _describe(rate: Rate) -> str:
 def _in_turns(options: Options, device_count: int) -> Rate | None:
     """Return the placement in which devices run the whole program for one input each, in turn.
 
-    It uses only devices that are about as fast as the device with the weights. Return None if copies of the weights
-    cost more time than the turns save.
+    It uses only devices that are about as fast as the device with most of the inputs. Return None if such devices or
+    memory do not suffice, or if copying the weights costs more time than the turns save.
     """
     turn, seconds_by_device = options.context.stream.turn, _program_seconds(options)
     if turn not in seconds_by_device:
@@ -118,7 +118,10 @@ def _copy_seconds(options: Options, device_count: Mapping[str, Collection[int]])
 
 
 def _in_stages(options: Options, device_count: int) -> Rate | None:
-    """Run one stage of the program on each device. The devices are those with most of the inputs."""
+    """Run one stage of the program on each of the `device_count` devices with most of the inputs.
+
+    Return None if memory does not suffice, fewer than `MIN_DEVICES` have work, or copying weights costs too much time.
+    """
     devices = options.holding_most(device_count)
     device_of_unit = stages(options.work, devices)
     listing = options.place_units(lambda index, *_: [device_of_unit[index]])

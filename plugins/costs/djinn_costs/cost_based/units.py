@@ -134,7 +134,7 @@ class _UnitBuilder:
         work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small_bytes}
 
     def _measure_chains(self) -> dict[int, float]:
-        """Return for each node the seconds of the chain that starts at it: each node feeds only the next one.
+        """Return for each node the seconds of the chain that starts at it. A node of a chain feeds only the next node.
 
         Also count the uses of each value in `use_counts`.
         """

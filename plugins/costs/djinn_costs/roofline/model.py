@@ -116,7 +116,7 @@ class MeasuredRoofline(CostModel):
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
         """Return the seconds to read the program inputs among the operands of a node from memory.
 
-        They are not cached, because the rest of the program has run since they were last read.
+        These inputs are not cached, because the rest of the program has run since they were last read.
         """
         footprint = self._footprint
         if footprint is None or footprint[0] is not graph or footprint[1] != calibration.digest:
@@ -134,7 +134,7 @@ class MeasuredRoofline(CostModel):
 
 
 def _variant(graph: Graph, node: Node, work: Work) -> str:
-    """Return the name of the op's variant on this device, if its variants differ in speed."""
+    """Return the op's name, or the name of its variant if variants differ in speed, such as copies by memory layout."""
     if work.kind == "copy" and work.layout != "contiguous":
         return "clone heads" if work.layout == "permuted" else "clone transposed"
     if work.kind == "reduction" and node.inputs:
@@ -256,7 +256,7 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
 
 
 def _extend_to_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
-    """Add a point at size `LARGE`, which continues the rate of the last points.
+    """Return the points, and a point at size `LARGE` at the rate of the largest size, unless `LARGE` was measured.
 
     Ops that allocate memory also pay for paging.
     """
@@ -266,7 +266,7 @@ def _extend_to_large(operation: str, points: list[tuple[int, float]], paging: fl
 
 
 def _view_seconds(probe_seconds: Mapping[str, float]) -> list[float]:
-    """Return the seconds of the first view of an op in a program, and of each later view of this op."""
+    """Return the seconds of an op that returns one view, and of each further view that one call returns (`split`)."""
     first_view = float(np.median([t for name, t in probe_seconds.items() if name != "split"] or [0.0]))
     return [first_view, max(0.0, probe_seconds.get("split", first_view) - first_view) / (SPLIT - 1)]
 

@@ -2,7 +2,7 @@
 
 `djinn --help` imports this module, so its functions import the other modules on use.
 
-- `view`: displayed values, from a status and the previous one. `history`: the past hour and day, in bounded memory.
+- `view`: displayed values, from a status and the previous status. `history`: the past hour and day, in bounded memory.
 - `watcher`: polls a server. `pages`: pages below `/dashboard`.
 - `operations`: the server of `djinn serve --operations-port`. `listener`: HTTP. `routes`, `responses`: responses.
 - `metrics`: `/metrics`.

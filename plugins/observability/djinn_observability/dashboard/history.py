@@ -43,7 +43,7 @@ class TenantHistory:
         self._recent.append(point)
 
     def close(self, number: int) -> None:
-        """Complete a point of the day. `number`: number of the point."""
+        """Add the mean of all points since the last `close` to `day`, as point `number`."""
         if self._recent:
             _, seconds, *columns = zip(*self._recent, strict=True)
             means = [round(sum(column) / len(column), 4) for column in columns]
@@ -105,7 +105,7 @@ def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> Non
 
 
 def _entry_of(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
-    """Return the entry of a key, which becomes the most recently used. The least recently used entry is evicted."""
+    """Return the entry of a key, or add a new one. If the table is full, evict the least recently used entry."""
     value = table.pop(key, None)
     table[key] = value = make() if value is None else value
     if len(table) > MAX_TENANTS:

@@ -249,7 +249,7 @@ class MetricsPage(Collector):
             yield family
 
     def _limit_models(self, tenant: str, distributions: Sequence[Distribution]) -> Sequence[Distribution]:
-        """Return histograms of a limited number of models. The model is their only label."""
+        """Return histograms by model, their only label. Merge the models above `_MODELS_LIMIT` into one histogram."""
         models = self._models.setdefault(tenant, set())
         totals: dict[Labels, Distribution] = {}
         for distribution in distributions:
@@ -263,7 +263,7 @@ class MetricsPage(Collector):
 def _families(
     prefix: str, kind: Any, metrics: Iterable[Metric], own_labels: Labels, metered: Mapping[Any, ExecutorMetrics]
 ) -> Iterator[Any]:
-    """Yield the metric families of one kind. If a process does not report a counter, it is 0."""
+    """Yield the metric families of one kind. A counter that a process does not report is 0."""
     counts = kind is CounterMetricFamily
     for metric in metrics:
         family = kind(prefix + metric.name, metric.text, labels=(*own_labels, *metric.labels))

@@ -48,7 +48,7 @@ class Dashboard:
     def answer(self, path: str, identity: Identity) -> HttpResponse | EventFeed:
         """Return the response to a GET request for a path that is no file: the event feed, or an error."""
         if path != _FEED:
-            return HttpResponse(HTTPStatus.NOT_FOUND, b"there are /dashboard and /dashboard/feed\n")
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"no such path; there are /dashboard and /dashboard/feed\n")
         return EventFeed(
             _Feed(self._watcher, None if identity.sees_all else identity.tenant, not identity.monitor).next
         )

@@ -63,7 +63,7 @@ class Operations:
             return self.dashboard.answer(page, identity)
         if self.export is None or path not in {*PROBES, METRICS}:
             paths = (DASHBOARD,) if self.export is None else (*PROBES, METRICS, DASHBOARD)
-            return _text(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}")
+            return _text(HTTPStatus.NOT_FOUND, f"no such path; there are {', '.join(paths)}")
         return self._metrics(identity, self.export, accept) if path == METRICS else self._probe(path)
 
     def act(self, path: str, credentials: Credentials) -> HttpResponse:

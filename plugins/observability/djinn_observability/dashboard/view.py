@@ -196,7 +196,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 class Alarm:
     """A fault or a refusal between two statuses.
 
-    `count`: number of occurrences; 0 for a change of state. The text of a count follows its number.
+    `count`: number of occurrences, shown before `text_of_kind`; 0 for a change of state.
     """
 
     name: str

@@ -149,7 +149,7 @@ class _SceneBuilder:
     def _tip(self, part: Part, facts: Facts) -> str:
         lines = [" ".join(filter(None, [part.path or part.name, part.kind and f"({part.kind})"]))]
         if part.count > 1:
-            lines.append(f"{part.count} equal ones, counted together")
+            lines.append(f"{part.count} equal parts, counted together")
         lines.append(f"{facts.ops:,} ops: " + ", ".join(f"{n} {c:,}" for n, c in list(facts.operations.items())[:8]))
         lines += [f"phase {phase}: {count:,} ops" for phase, count in facts.phases.items()]
         if self.survey.has_costs:
@@ -197,7 +197,7 @@ class _SceneBuilder:
         return [part.parts[i] for i in children], sorted(edges), entering, leaving
 
     def _draws_flow(self, source: int, user: int) -> bool:
-        """Return True if an arrow from `source` to `user` is drawn: not from another phase into a phase of training."""
+        """Return True to draw an arrow from `source` to `user`: into a phase of training, only from the same phase."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 

@@ -130,7 +130,7 @@ def _chips(chips: Sequence[str], middle: float, y: float, line: str) -> Iterator
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:
-    """Return a smooth path through the points of an arrow: curves between rows, straight lines past them."""
+    """Return an arrow as SVG path data: a smooth curve through its points, with straight vertical parts."""
     x, y = points[0]
     steps = [f"M{x:.1f},{y:.1f}"]
     for to_x, to_y in points[1:]:

@@ -27,7 +27,7 @@ class ServerObserver(Observer):
     processes = frozenset({"gateway", "executor"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make`: returns the telemetry of a service by its name. It is called at the first event, which has the name."""
+        """`make`: returns the telemetry of a service by name. It is called at the first event, which names the service."""
         self._make = make
         self._instruments: _Instruments | None = None
 

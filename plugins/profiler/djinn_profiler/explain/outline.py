@@ -296,7 +296,7 @@ def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], 
 
 
 def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], start: int) -> tuple[int, int]:
-    """Return the period and the count of the longest repetition at position `start`. The shortest period wins."""
+    """Return period and count of the longest repetition at `start`. Of equal lengths, the shortest period wins."""
     best = (1, 1)
     for period in range(1, min(_LONGEST, (len(marks) - start) // 2) + 1):
         if not any(numbered[start : start + period]):

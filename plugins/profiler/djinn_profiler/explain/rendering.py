@@ -30,7 +30,7 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
     """Return the renderer for a file, by its suffix.
 
     Raises:
-        ConfigurationError: no plugin has a renderer, or the folder does not exist.
+        ConfigurationError: no plugin has a renderer for the suffix, or the file's folder does not exist.
     """
     suffix = file.suffix.lower()
     renderers: tuple[Renderer, ...] = registry.renderers

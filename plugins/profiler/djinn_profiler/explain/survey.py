@@ -157,7 +157,7 @@ class Survey:
 
     @cached_property
     def _kinds(self) -> dict[int, tuple[str, int]]:
-        """Return kind and bytes of each storage, without activations."""
+        """Return kind (residency) and bytes of each storage, except storages of activations."""
         kinds: dict[int, tuple[str, int]] = {}
         profile = self.result.profile
         for value, kind in (profile.residency if profile is not None else {}).items():

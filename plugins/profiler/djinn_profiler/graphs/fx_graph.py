@@ -355,7 +355,7 @@ def is_lowered(module: fx.GraphModule) -> bool:
 
 
 def _is_torch_level(node: fx.Node) -> bool:
-    """Return True if a node calls a torch function, method or module that must be lower to ATen ops."""
+    """Return True if a node calls a torch function, method or module that must be lowered to ATen ops."""
     if node.op in {"call_module", "call_method"}:
         return True
     if node.op != "call_function" or isinstance(node.target, OpOverload) or node.target is operator.getitem:
@@ -364,7 +364,7 @@ def _is_torch_level(node: fx.Node) -> bool:
 
 
 def lower(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModule:
-    """Return the graph lower to ATen ops by tracing on fake tensors; parameters and buffers are its first inputs.
+    """Return the graph lowered to ATen ops, by tracing it on fake tensors. Parameters and buffers are its first inputs.
 
     Raises:
         UnsupportedOperation: the graph has no metadata, and no example inputs are given.

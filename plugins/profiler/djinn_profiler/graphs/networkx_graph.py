@@ -25,7 +25,7 @@ def to_networkx(
     Args:
         graph: the graph.
         profile: adds `phase`, `modality`, `role` and `patterns` (names, separated by commas) to the nodes.
-        plan: keeps only the nodes that run, applies replaced values, and adds `order`, from 0.
+        plan: keeps only the nodes that run, replaces values as in `plan.replace`, and adds `order`, from 0.
     """
     import networkx as nx  # importing takes a quarter of a second, and few programs export graphs
 

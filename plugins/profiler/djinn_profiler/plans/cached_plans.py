@@ -26,7 +26,7 @@ def planned(
     cache: AnalysisCache,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
-    """Return the plan of a program, as `plan` does, or the cached plan of a program with equal content and module names."""
+    """Return the cached plan of a program with equal content and module names, or else plan `program`."""
     graph = program if isinstance(program, Graph) else Graph(program)
     mark = fingerprint(graph.program)
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))

@@ -45,7 +45,7 @@ def fingerprint(program: Program) -> Fingerprint:
 
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the number of each value's storage, by first appearance, or nothing if no values share memory."""
+    """Return the number of each value's storage, by first appearance, or () if no values share memory."""
     storages = storages_of(values)
     if len({*storages}) == len(storages):
         return ()

@@ -95,7 +95,7 @@ class Scheduler:
                 raise
             except Exception as error:
                 _log.warning(
-                    "a scheduler's result is ignored",
+                    "a scheduling method failed",
                     way=method,
                     error=f"{type(error).__name__}: {error}",
                     instead=fallback,

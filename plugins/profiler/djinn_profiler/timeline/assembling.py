@@ -347,7 +347,7 @@ class _Lanes:
         self._ends: dict[str, list[float]] = defaultdict(list)
 
     def free(self, name: str, begun: float, ended: float) -> str:
-        """Return a lane of this name that is free from `begun`, and reserve it until `ended`."""
+        """Reserve a lane of this name from `begun` until `ended`, and return the lane's name."""
         ends = self._ends[name]
         for position, end in enumerate(ends):
             if end <= begun:

@@ -63,7 +63,7 @@ def _request_timings(recording: Recording, request: TimingsRequest) -> None:
                     recording.samples.append((member.replies.reader.number, reply.instance, *moments))
                     context.stats.round_trips -= 1  # this request is not the program's
     except DjinnError as error:
-        log.warning("the times of an executor are not requested", reason=str(error))
+        log.warning("an executor did not start or stop reporting times", reason=str(error))
 
 
 def _members() -> list[ExecutorClient]:

@@ -99,7 +99,7 @@ class ThreadRecord:
         ranges: ended ranges.
         open_ranges: open ranges.
         sending_submissions: submissions that the thread is sending.
-        sent: number of instructions taken from its recorder so far.
+        sent: number of instructions that its recorder has handed over for submission so far.
     """
 
     name: str

@@ -58,7 +58,7 @@ def span_of(activity: Activity, lines: UserLines) -> Span:
 
 
 def set_lines(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
-    """Set the lines of submissions and of the spans that sent them: of the wait for the reply, or else of the last op."""
+    """Set the line of each submission and of its sending: the line that waits for its reply, or else of its last op."""
     awaited_lines: dict[tuple[int, int], UserLine] = {}
     for span in spans:
         if span.kind == WAIT and span.number:
@@ -290,7 +290,7 @@ class Recording(Tap, Observer):
     # --- `Tap` ---------------------------------------------------------------------------------------------------
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
-        """Record taken instructions, as `Tap.taken`."""
+        """Note that the recorder hands over its oldest `instructions` for submission, as `Tap.taken`."""
         record = self._record_of(recorder)
         if instructions:
             self._taken.append((record, record.sent, instructions))
@@ -304,7 +304,7 @@ class Recording(Tap, Observer):
             self._stop_ops()
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """Record a submission, as `Tap.submitted`. It contains the oldest taken instructions that were not submitted."""
+        """Record a submission of the oldest instructions that were handed over, as `Tap.submitted`."""
         record, place = self.current_record(), self._take(instructions)
         for submission in record.sending_submissions:
             if place is not None and submission.begun >= begun:
@@ -317,7 +317,7 @@ class Recording(Tap, Observer):
         self._add(self.current_record(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
-        """Return the thread that recorded the next `instructions`, and the number of the first instruction."""
+        """Return the thread that recorded the next `instructions`, and the number of the first. Return None without any."""
         if not instructions or not self._taken:
             return None
         record, first, remaining = self._taken.popleft()

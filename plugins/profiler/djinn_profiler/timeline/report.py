@@ -143,6 +143,8 @@ class TimeTotals:
         round_trips: number of round trips that threads waited for.
         instructions: number of sent instructions.
         submissions: number of sent submissions.
+        other_threads: seconds of each other thread, by name.
+        calls: number of calls on the device.
     """
 
     seconds: float
@@ -261,14 +263,14 @@ def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
 
 
 def advice(block: TimeTotals) -> list[str]:
-    """Return advice on how to shorten the block, the most promising first, or nothing if no cause dominates."""
+    """Return advice on how to shorten the block, the most promising first, or an empty list if no cause dominates."""
     total = block.seconds or 1.0
     share = {cause: block.causes.get(cause, 0.0) / total for cause in _CAUSES}
     kinds = {kind: cause_seconds / total for kind, cause_seconds in block.kinds.items()}
     advice_rows: list[tuple[float, str]] = []
     if share[NETWORK_BOUND] > 0.25 and block.lines and kinds.get(REQUEST, 0.0) + kinds.get(ANSWER, 0.0) > 0.2:
         line = block.lines[0]
-        wait_advice = f"wait less often: {block.round_trips} round trips were waited for, {line.times} of them at {line.line or 'one line'} ({line.cause})"
+        wait_advice = f"wait less often: the program waited for {block.round_trips} round trips, {line.times} of them at {line.line or 'one line'} ({line.cause})"
         advice_rows.append((share[NETWORK_BOUND], f"{wait_advice}; {ADVICE[line.cause]}"))
     if kinds.get(UPLOAD, 0.0) > 0.15:
         advice_rows.append(

@@ -21,7 +21,7 @@ class Part:
         begun: start of the part.
         ended: end of the part.
         modules: the modules that enclose it, outermost first.
-        span: its span, unless it is Python or a call on the device.
+        span: its span; None for Python code and for calls on the device.
     """
 
     kind: str

@@ -46,7 +46,7 @@ class Wait:
 
 
 class WaitReport(Tap):
-    """Round trips inside a block of `explain_waits()`. `str()` returns them as a table, the longest first."""
+    """Round trips inside a block of `explain_waits()`. `str()` returns a table of its lines, the longest wait first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class WaitReport(Tap):
     def __repr__(self) -> str:
         waits = self.waits
         times = sum(wait.times for wait in waits)
-        return f"<WaitReport: {times} round trips, {duration(self.seconds)}, on {len(waits)} lines; see print() of it>"
+        return f"<WaitReport: {times} round trips, {duration(self.seconds)}, on {len(waits)} lines; print() shows the lines>"
 
     def _repr_html_(self) -> str:
         return preformatted(str(self))

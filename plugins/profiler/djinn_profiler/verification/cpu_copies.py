@@ -23,7 +23,7 @@ class CpuCopies:
         self._copies: OrderedDict[int, torch.Tensor] = OrderedDict()
 
     def load(self, used_values: Iterable[UsedValue]) -> None:
-        """Fetch the storages of `used_values`, from their start to the end of the value, unless they are cached."""
+        """Fetch the storage of each value, from the storage's start to the value's end, unless this part is cached."""
         missing: dict[int, UsedValue] = {}
         unchanged: set[int] = set()
         for value, meta in used_values:

@@ -220,7 +220,7 @@ class _Checker(Tap):
                 return
 
     def _compare(self, op: _UncheckedOp, index: int, local: torch.Tensor, used_value: UsedValue) -> bool:
-        """Compare the results of one op. Return True if they differ."""
+        """Compare result `index` of an op with the CPU's result `local`. Return True, and record it, if they differ."""
         value, meta = used_value
         remote = view_of(self._copies.copy_of(value.storage.id), meta)
         with torch.inference_mode():
@@ -241,7 +241,7 @@ class _Checker(Tap):
         return True
 
     def explain(self, error: BaseException) -> None:
-        """Add a note to the block's exception that names an op that differed before, as a possible cause."""
+        """If an op differed, name it in a note on the block's exception `error`, as a possible cause."""
         if isinstance(error, Exception):
             try:
                 self.check()

@@ -35,7 +35,7 @@ _SUCCEEDED: Final = b"1"
 class CompileProcess:
     """Call functions in a compile process, one call at a time. A call starts the process if it does not run.
 
-    The process ends when this object is deleted, or earlier.
+    The process ends when this object is closed or deleted, or after `idle_seconds`.
 
     Args:
         nice: how much to increase the niceness of the process, as in `os.nice`.

@@ -58,7 +58,7 @@ class CopiedViews:
         return copy
 
     def store_copy(self, tensor: torch.Tensor) -> None:
-        """Store the contents of the written `tensor` in the tensor of which it is a copied view, if any.
+        """If the written `tensor` is a copied view, store its contents in the viewed tensor.
 
         Raises:
             StaleViewError: another copy is now stale, or the contents cannot be stored.

@@ -57,7 +57,7 @@ class GrowingBuffer:
         self._address = self.memory.data_ptr()
 
     def set_baseline(self) -> None:
-        """Attribute the present references to the buffer to the recording, so that `is_held` does not count them."""
+        """Regard all present references to the buffer as the recording's own. `is_held` counts only later ones."""
         self._baseline = self._use_count()
 
     def _use_count(self) -> int:
@@ -82,7 +82,7 @@ class GrowingBuffer:
         )
 
     def load(self, tensor: torch.Tensor) -> None:
-        """Copy a tensor into the buffer, and set all later entries to zero. They must be finite for attention."""
+        """Copy a tensor into the buffer, and set all later entries to zero, because attention needs finite entries."""
         self.used_entries = tensor.size(self.dim)
         self.first_entries(self.used_entries).copy_(tensor)
         if self.nonzero_entries > self.used_entries:

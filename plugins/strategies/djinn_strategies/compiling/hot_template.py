@@ -519,7 +519,7 @@ class AdoptedPhase(_RegionPhase):
     def try_run(self, env: Environment) -> bool:
         """Run the compiled code if it fits the run.
 
-        In the first run whose `n` has another power of two than all earlier runs, only compare the results.
+        If no run with as many binary digits in `n` was compared yet, only compare the results, and return False.
         """
         n = self.check_guard(env)
         if n is None:

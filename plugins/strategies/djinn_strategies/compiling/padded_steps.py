@@ -59,7 +59,7 @@ class Padded:
         return self.tensor.dim() - self.dim
 
     def like(self, tensor: torch.Tensor, dim: int | None = None) -> Padded:
-        """Return `tensor`, which has the same entries, as padded in `dim` (default: the same dimension)."""
+        """Return a `Padded` of `tensor` with as many valid entries as this tensor, in `dim` (default: `self.dim`)."""
         return Padded(tensor, self.dim if dim is None else dim, self.plus, self.finite, self.zero)
 
 
@@ -267,10 +267,10 @@ def _axis(value: Any, dim: int, more: int = 0) -> int:
 def _pointwise(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     pads = [value for value in _flat((*args, *kwargs.values())) if isinstance(value, Padded)]
     if len({(pad.from_right, pad.plus) for pad in pads}) > 1:
-        raise UnpaddableError(f"{op} combines tensors that grow in other dimensions")
+        raise UnpaddableError(f"{op} combines tensors that grow in different dimensions, or have different lengths")
     fixed_tensors = [value for value in args if isinstance(value, torch.Tensor)] if pads else []
     if any(tensor.dim() >= pads[0].from_right and tensor.size(-pads[0].from_right) != 1 for tensor in fixed_tensors):
-        raise UnpaddableError(f"{op} combines a tensor that grows with one that does not")
+        raise UnpaddableError(f"{op} combines a growing tensor with a tensor of fixed size")
     plain_args = [run.as_number(_unpadded(value)) for value in args]
     result = op(*plain_args, **{name: run.as_number(_unpadded(value)) for name, value in kwargs.items()})
     return Padded(result, result.dim() - pads[0].from_right, pads[0].plus) if pads else result

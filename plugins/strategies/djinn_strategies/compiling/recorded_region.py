@@ -88,7 +88,7 @@ class Recording:
         return [(torch_private.storage_use_count(storage), storage.data_ptr()) for storage, _ in self.results]
 
     def fits(self, addresses: Sequence[int]) -> bool:
-        """Return True if each input that is read in place has its recorded address. `addresses`: of all inputs."""
+        """Return True if inputs that are read in place have not moved. `addresses`: present addresses of all inputs."""
         return all(addresses[index] == address and not ref.expired() for index, address, ref in self.in_place)
 
     def is_dead(self) -> bool:
@@ -352,7 +352,7 @@ def _tensor_over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tenso
 
 
 def memory_span(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's memory from its first to its last element as a dense 1-dim view, with gaps between elements."""
+    """Return a tensor's memory from its first to its last element as a dense 1-dim view, including gaps."""
     return tensor.as_strided((max(meta_of(tensor).extent - int(tensor.storage_offset()), 0),), (1,))
 
 
