@@ -88,7 +88,7 @@ def _imported(module: str, full_name: str) -> ModuleType:
 def _stand_in(name: str, public_module: str, package: str, load: Callable[[str], Any]) -> Any:
     """Return a stub for a function or class whose package is missing.
 
-    If the package is still missing when the stub is used, it raises an error that names the package.
+    If the package is still missing when the stub is used, the stub raises an error that names the package.
     """
 
     def use(*args: Any, **kwargs: Any) -> Any:

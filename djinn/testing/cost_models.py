@@ -24,7 +24,7 @@ class CostModelConformance(OnGraphs):
         return missing(self, "cost_model", "your cost model")  # type: ignore[return-value]
 
     def test_cost_model_has_every_member(self, cost_model: CostModel) -> None:
-        """The cost model has all attributes and methods of `CostModel`, and names ops as the index of a graph does."""
+        """The cost model has all attributes and methods of `CostModel`, and names ops as `Graph.by_op` does."""
         require_protocol(cost_model, "cost_models")
         odd = [operation for operation in cost_model.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"

@@ -158,7 +158,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def alive_as_in_the_model(self) -> None:
-        """Check that the executor is alive exactly if it is in the model."""
+        """Check that the executor is alive if the model says so, and only then."""
         alive = self._state is not State.ENDED
         assert self._executor.alive == alive, f"in the state {self._state.name} `alive` must be {alive}"
 
@@ -215,7 +215,7 @@ def run_executor_states(
     examples: int = 10,
     steps: int = 20,
 ) -> None:
-    """Run random sequences of operations on executors of an engine. Raise the first difference from the model.
+    """Run random sequences of operations on executors of an engine. Raise an error at the first difference from the model.
 
     Args:
         engine: starts the executors.

@@ -191,7 +191,7 @@ def dial_executor(executor: StartedExecutor) -> Connection:
 def expect_end(connection: Connection, message: str) -> None:
     """Wait until the other end has closed the connection.
 
-    It may send a reason first. If it does not close, fail with `message`.
+    The other end may send a reason first. If the other end does not close, fail with `message`.
     """
 
     def read() -> None:

@@ -50,7 +50,7 @@ class OperationsServerConformance(Ending):
     def test_routes_need_a_valid_token(self, operations: OperationsServer) -> None:
         """Each route answers a request with a valid token.
 
-        It refuses an invalid token, unless it is the page that asks for one.
+        A route refuses an invalid token, unless the route is the page that asks for a token.
         """
         server = WatchedServer(_status, lambda *_: "", _identify, metrics=_metrics)
         url = operations.start(server, OperationsAddress("127.0.0.1"))

@@ -32,7 +32,7 @@ class PatternConformance(OnGraphs):
         return {}
 
     def test_pattern_has_every_member(self, pattern: Pattern) -> None:
-        """The pattern has all attributes and methods of `Pattern`, and names ops as the index of a graph does."""
+        """The pattern has all attributes and methods of `Pattern`, and names ops as `Graph.by_op` does."""
         require_protocol(pattern, "patterns")
         assert pattern.operations, "`operations` is empty, so the pattern is never matched"
         odd = [operation for operation in pattern.operations if "::" in operation or "." in operation]

@@ -72,7 +72,7 @@ class PlacementPolicyConformance(OnGraphs):
         "make", [perceptron, lambda length: attention_in_parts(length=length)], ids=["batch", "length"]
     )
     def test_size_independent_policy_places_alike(self, policy: PlacementPolicy, make: Callable[[int], Graph]) -> None:
-        """If the policy sets `tolerates_growth`, it places programs alike whose sizes differ by a factor of 64."""
+        """If the policy sets `tolerates_growth`, two programs whose sizes differ by a factor of 64 get equal placements."""
         if not policy.tolerates_growth:
             return
         short, long = (_devices(policy, placement_context(make(size), devices=2)) for size in (8, 512))

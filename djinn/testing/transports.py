@@ -593,9 +593,9 @@ class TransportConformance(Ending):
                 return (*up, *(relay.bytes_down - count for count in (client.bytes_received, server.bytes_sent)))
 
             assert eventually(lambda: all(0 <= n <= uncounted_bytes for n in left_out())), (
-                f"of {relay.bytes_up} bytes up and {relay.bytes_down} down that the relay saw, the client's and the server's "
-                f"`bytes_sent` and `bytes_received` leave out {left_out()}, and may leave out {uncounted_bytes}: what a library "
-                "sends by itself, such as a handshake, is allowed for by the fixture `uncounted_bytes`"
+                f"a relay saw {relay.bytes_up} bytes up and {relay.bytes_down} down. `bytes_sent` and `bytes_received` of "
+                f"client and server leave out {left_out()} of them, but may leave out only {uncounted_bytes}. If a library "
+                "sends bytes by itself, such as a handshake, return their bound in the fixture `uncounted_bytes`"
             )
             assert relay.bytes_up > 3 << 20
             client.close()

@@ -382,7 +382,7 @@ def run_transport_states(
     steps: int = 30,
     shrink: bool = True,
 ) -> None:
-    """Run random sequences of calls on a transport. Raise the first difference from the model.
+    """Run random sequences of calls on a transport. Raise an error at the first difference from the model.
 
     Args:
         transport: the transport under test.

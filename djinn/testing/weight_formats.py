@@ -57,7 +57,9 @@ class WeightFormatConformance(Ending):
         require_protocol(form, "weight_formats")
         assert form.suffixes, "`suffixes` is empty, so no file would have this format"
         assert all(suffix.startswith(".") and suffix.islower() for suffix in form.suffixes), "use suffixes like `.bin`"
-        assert all(name.endswith(form.suffixes) for name in form.whole), "each of `whole` needs a known suffix"
+        assert all(name.endswith(form.suffixes) for name in form.whole), (
+            "each name in `whole` must end with one of `suffixes`"
+        )
 
     def test_tensors_are_read_whole_and_in_parts(self, form: WeightFormat, make_file: MakeFile) -> None:
         """Names, dtypes, shapes and contents equal those of the encoded tensors, for whole tensors and for parts."""

@@ -64,7 +64,7 @@ class WeightSourceConformance(Ending):
         assert file.version() == before
 
     def test_a_mapping_has_every_byte(self, source: WeightSource, place: Place) -> None:
-        """A write to a memory mapping does not change the file. If the file cannot be mapped, it is read."""
+        """A memory mapping has the bytes of the file. A write to the mapping does not change the file."""
         file = _open_file(source, *place(SAMPLE_FILE))
         with contextlib.suppress(OSError):
             buffer = file.map()

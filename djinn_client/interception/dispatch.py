@@ -288,7 +288,7 @@ def _own_random_state(index: int) -> Iterator[None]:
 def _flatten(args: Iterable[Any], key: list[Any], operands: list[LazyTensor]) -> None:
     """Append the arguments to the call's cache key, and the tensors among them to `operands`.
 
-    Scalars that compare equal but differ in type or sign are distinguished. Each nan has the key of its canonical nan.
+    Scalars that compare equal but differ in type or sign have different keys. All nans of one sign have the same key.
     """
     for a in args:
         kind = type(a)
@@ -457,7 +457,7 @@ def _as_strided_copy(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle `aten::as_strided_scatter`.
 
-    If it may write outside its operand, record its parts on a copy of the storage.
+    If the op may write outside its first operand, record a view and a copy op on a copy of the storage instead.
     """
     result = _scatter(*args, **kwargs)
     return record(func, args, kwargs) if result is None else result
@@ -466,9 +466,10 @@ def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _scatter(
     target: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """Return the result as a view of a copy of the operand's storage, with the operand's shape, strides and offset.
+    """Copy the storage of `target`, write `src` into the copy, and return a view of the copy, laid out like `target`.
 
-    Return None if the operand covers its whole storage.
+    Return None if the op itself can be recorded: `target` covers its storage, or is expanded, conjugated or negated, or
+    `src` is a CPU tensor.
     """
     meta, nbytes = target.remote.meta, target.remote.storage.nbytes
     itemsize = meta.dtype.itemsize

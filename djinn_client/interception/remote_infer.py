@@ -121,7 +121,7 @@ def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> C
 def unknown_call(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], refused: bool = False
 ) -> Call:
-    """Return a call with unknown results. If the schema marks a result as written, it is the operand itself."""
+    """Return a call with unknown results. A result that the schema marks as written is the written operand."""
     returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
         raise UnsupportedOperation(
@@ -268,7 +268,7 @@ def _copy_of(tensor: LazyTensor) -> LazyTensor:
 
 
 def _copied_back(operands: list[LazyTensor], copies: list[LazyTensor], written: tuple[int, ...]) -> Any:
-    """Copy the results of a random op from the copies of its written operands back to the operands."""
+    """Copy `copies`, into which a random op wrote its results, to the written operands. Return those operands."""
     with torch.no_grad():
         results = [operands[i].copy_(copies[i]) for i in written]
     return results[0] if len(results) == 1 else tuple(results)

@@ -100,7 +100,7 @@ class Tap:
         """Called after the thread entered a module or `BACKWARD`, or left the innermost module (None)."""
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
-        """Called before `instructions` unsent instructions of a recorder, the oldest, are submitted."""
+        """Called before a recorder's oldest `instructions` unsent instructions are submitted."""
 
     def submitted(self, begun: float, instructions: int) -> None:
         """Called after the thread planned, encoded and sent `instructions` instructions, from `begun` until now."""

@@ -150,7 +150,7 @@ class ExecutorClient:
             self.uploads.expect(tensors)
 
     def bytes_left_to_read(self, patience: float) -> int:
-        """Wait at most `patience` seconds for the executor's reads of stored values. Return the bytes left to read.
+        """Wait at most `patience` seconds until the executor has read the requested weights. Return the bytes still unread.
 
         Raises:
             SessionLost: the executor is gone.
@@ -171,7 +171,7 @@ class ExecutorClient:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the workload profile of the last program that was sent, or None.
+        """Return the workload profile of the last program that was sent, or None if none was sent.
 
         A program that ran without a plan is analysed by this call. Value ids and counts, such as the number of attention
         keys, are those of the program's first run.

@@ -50,7 +50,7 @@ def needing_new_session(
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """Return True if the compilers or operators that `settings` use are others in `after` than in `before`."""
+    """Return True if the compilers or operators that `settings` enable differ between `before` and `after`."""
     kinds = {"compilers"} if settings.compilers else set()
     kinds |= {"operators"} if settings.operators else set()
 

@@ -72,7 +72,7 @@ class Session:
 
     @property
     def lost(self) -> str:
-        """The reason why the session is lost or closed. Empty while it is open. The loss of one executor loses it."""
+        """The reason why the session is lost or closed. Empty while it is open. One lost executor loses the session."""
         for executor in self.executors.current:
             if executor.link.lost:
                 return executor.link.lost

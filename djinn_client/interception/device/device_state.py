@@ -78,7 +78,7 @@ class ThreadState(threading.local):
     """Settings of one thread, and the state of its calls in progress.
 
     Attributes:
-        padding_is_last: True if the last check found the padding at the end of each row.
+        padding_is_last: True if the last padding mask that `left_aligned` saw has its padding at the end of each row.
         converts_module: True while a module is being moved or converted.
         predicted_fetches: prediction of the next fetches. None outside of a block of `expecting`.
         waits_until: deadline of this thread's waits for executors, in seconds of the monotonic clock. None: no limit.
@@ -97,7 +97,7 @@ class DeviceState:
         thread: state of the current thread.
         names: device types that are remote; the last is the device type that the user's program uses.
         handlers: functions that handle an op instead of recording it, by the id of the op.
-        repeated: ids of ops with a handler that C++ needs for unknown calls only.
+        repeated: ids of ops whose handler C++ calls for unknown calls only.
         copy_later: begins a non-blocking copy to a new CPU tensor (source, memory format). Returns None if the copy
             must block.
         copy_into_later: begins a non-blocking copy to a CPU tensor (target, source). Returns False if the copy must

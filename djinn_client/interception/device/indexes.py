@@ -102,7 +102,7 @@ def index_of_call(call: Call) -> int:
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
     """Return True if a call names the remote device without an index.
 
-    The next such call may have another current index.
+    The current index may be another at the next such call.
     """
     device = kwargs.get("device")
     if not isinstance(device, torch.device):

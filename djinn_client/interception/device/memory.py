@@ -58,7 +58,7 @@ def memory_reserved(device: Any = None) -> int:
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Return the peak of `memory_reserved` as far as it is known: the greater of its value and the peak of allocated bytes."""
+    """Return a lower bound of the peak of `memory_reserved`: its present value, or the peak of allocated bytes if greater."""
     return _peak_reserved(_figures_if_used(device))
 
 

@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def require_exact(exact: bool) -> None:
-    """Set whether programs from now on must give bitwise the results that they give if their session runs alone."""
+    """Set whether later programs must give the same bits as in a session that has the executor to itself."""
     if port.numeric_settings.exact is not exact:
         port.numeric_settings = msgspec.structs.replace(port.numeric_settings, exact=exact)
 

@@ -42,7 +42,7 @@ class _Functions:
     def begin(self, library: Any) -> None:
         """Use the library's plain functions.
 
-        `take(program, count)` and `look(program, first)` return the array that `Entries` reads.
+        `take(program, count)` and `look(program, first)` return the bytes that `RecordedProgram` reads.
         """
         for name in ("take", "look"):
             function = library[f"djinn_{name}"]

@@ -68,7 +68,7 @@ def keep_offered_whole() -> None:
     """Register kernels for the ops that the executors offer, so that they are recorded as single ops.
 
     PyTorch would otherwise run the Python function of an op without a device (`torch.library.custom_op`) with remote
-    tensors. An op that a module defines later finds its kernel here.
+    tensors. The kernels are registered by name, so an op may be defined afterwards.
     """
     for name in port.offered:
         func = overload_called(name)

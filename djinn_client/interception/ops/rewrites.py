@@ -170,7 +170,7 @@ def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.dot.default, aten.vdot.default)
 def dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a dot product. If an operand is a zero tensor of autograd, return one, as PyTorch's kernels do."""
+    """Record a dot product. If an operand is a zero tensor of autograd, return a zero tensor, as PyTorch's kernels do."""
     product = record(func, args, kwargs)
     if any(isinstance(a, torch.Tensor) and a._is_zerotensor() for a in args):
         return torch._efficientzerotensor((), dtype=product.dtype, device=product.device)

@@ -34,7 +34,9 @@ _OPERAND: Final = Operand()
 def encode_form(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], new: Sequence[bool], sequence: bool, op: str | None = None
 ) -> Form:
-    """Return the form of a call of `func`, or of one of Djinn's own ops that replaces it. Equal forms are the same object.
+    """Return the form of a call of `func`, or of Djinn's own op `op` that replaces it. Equal forms are the same object.
+
+    `new`: for each result, True if it is a new value. `sequence`: True if the op returns several results or a list.
 
     Raises:
         UnsupportedOperation: an argument has a type that cannot be sent.

@@ -29,9 +29,10 @@ _Key = tuple[int, int, int]
 
 
 class _Follower(NamedTuple):
-    """A result that is fetched after the first result: `handles[position]` of the entry with the (negative) index `entry`.
+    """A value that the program fetched after its first fetch. The prediction holds only if the entry's call is `call`.
 
-    The prediction holds only if that entry has the call `call`.
+    `entry`: index of the entry that computes the value, from the program's end: -1 is the last entry. `position`: index
+    of the value in the entry's `handles`.
     """
 
     entry: int

@@ -313,7 +313,7 @@ class Recorder:
         return self.ask_unseen(ask)
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
-        """Do as `ask`, but inside the current dispatch modes. All values must fit into one reply."""
+        """Send and wait as `ask`, but leave the active dispatch modes on. All values must fit into one reply."""
         require_stack_room()
         _open()
         with interrupt_mask:

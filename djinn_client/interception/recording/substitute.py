@@ -148,7 +148,7 @@ class _Rewriter:
         recorder: records the new program.
         first: each substitution, by the first of its nodes.
         replaced_nodes: nodes that substitutions replace.
-        relied_nodes: nodes on whose operand metadata the result depends.
+        relied_nodes: nodes on whose operand metadata the new program depends.
         written_storages: storages that the remaining nodes write.
         tensors: tensors for values of the original program, by handle.
         storages: one value over each storage of the original program, by number.
@@ -238,7 +238,7 @@ class _Rewriter:
         self._record_source(before, tuple(slots) if is_original else None, instruction.index)
 
     def _as_read(self, value: int, tensor: LazyTensor) -> LazyTensor:
-        """Return a result of an op without prediction, with the metadata that its first user has in the program."""
+        """Return `tensor`, whose metadata was not predicted, with the metadata of `value` in the call that first reads it."""
         if (user := self._first_user(value)) is None:
             return tensor
         copy = tensor.remote
@@ -276,7 +276,7 @@ class _Rewriter:
         return results
 
     def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
-        """Return the result. If its value outlives the program, copy it to the layout that the client has recorded."""
+        """Return `tensor`, or a copy in the layout that the client knows for `value` if `value` outlives the program."""
         meta = self.metas[value]
         if value in self.program.dead or tensor.remote.meta is meta:
             return tensor
@@ -290,7 +290,7 @@ class _Rewriter:
         return copy
 
     def _with_own_memory(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
-        """Return the results. Copy a result that shares memory with another value and is written later."""
+        """Return `tensors`. Copy a tensor that shares memory with another value if the program writes its value later."""
         storages = set(self.storages)
         separate: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
@@ -305,7 +305,9 @@ class _Rewriter:
             assert isinstance(tensor, LazyTensor)
             handle = tensor.remote.handle
             if handle in self.names or tensor.remote.borrowed:
-                raise InvalidStage(f"value {value} would share its tensor with another value")
+                raise InvalidStage(
+                    f"the code of a substitution returns an input or another output as value {value}: clone it"
+                )
             self.names[handle] = value
             self.tensors[value] = tensor
             storage = storage_of(handle)
@@ -353,9 +355,9 @@ class _Rewriter:
                 )
 
     def _renamed_handle(self, handle: int) -> int:
-        """Return the value for a handle in the new program.
+        """Return the original program's handle for a handle of the new program.
 
-        If the handle views memory of an original value, return a view of that value.
+        If no original handle exists, but the memory replaces an original storage, return a handle of that storage.
         """
         if handle in self.names:
             return self.names[handle]

@@ -22,7 +22,8 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
     `args` are all arguments, `operands` the tensors and `slots` the numbers among them.
 
     Raises:
-        UnsupportedOperation: there are too many arguments, a number has more than 64 bits, or a text is too long.
+        UnsupportedOperation: there are too many tensors, numbers or shifts, an integer has more than 64 bits, a text is
+            too long, or the degree of a polynomial is too high.
     """
     count = len(operands) + len(slots)
     if count > limits.ARGUMENTS_OF_AN_OP:
@@ -54,10 +55,10 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
 
 
 def check_made(func: Any, call: Call) -> None:
-    """Raise an error for results or reshaped operands with more dimensions than a message can hold.
+    """Raise an error for results or reshaped operands that exceed the limits of a message.
 
     Raises:
-        UnsupportedOperation: a tensor has too many dimensions.
+        UnsupportedOperation: the op returns too many tensors, or a tensor has too many dimensions.
     """
     if len(call.results) > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(

@@ -355,7 +355,7 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> t
 
 
 def _operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-    """Return each operand's position and kind: a generator, or else True if the schema marks it as written."""
+    """Yield each operand's position, and the generator itself or, for a tensor, whether the schema marks it as written."""
     schema = {a.name: a for a in torch_private.schema_of(func).arguments}
     position = 0
     for name, argument in (*zip(schema, args, strict=False), *kwargs.items()):

@@ -21,7 +21,7 @@ Rule = Callable[..., Any]
 
 
 def _batch_norm(func: Any) -> Rule:
-    """Return a rule with empty statistics in evaluation, as kernels return. The meta kernel returns full statistics."""
+    """Return a rule whose saved statistics are empty in evaluation mode, as those of kernels are."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd = func(*args, **kwargs)
@@ -32,7 +32,7 @@ def _batch_norm(func: Any) -> Rule:
 
 
 def _batch_norm_in_evaluation(func: Any) -> Rule:
-    """Return a rule with empty statistics, for ops that are always in evaluation. More results may follow."""
+    """Return a rule whose saved statistics (results 1 and 2) are empty, for ops that exist in evaluation mode only."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd, *rest = func(*args, **kwargs)
@@ -53,7 +53,7 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
 
 
 def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return the result of the meta kernel, unless an index is a mask: then the size is unknown."""
+    """Return the result of the meta kernel. Raise `NotImplementedError` for a mask, whose result has an unknown size."""
     if any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
         raise NotImplementedError("the number of elements that a mask selects depends on data")
     indexed: torch.Tensor = aten.index.Tensor(source, indices)
@@ -278,9 +278,9 @@ def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
-    """Return the result, with narrow dtypes laid out as in kernels.
+    """Return the product. If it is float16 or bfloat16, lay it out as kernels do.
 
-    The meta kernel follows the first operand even if it is an expanded number.
+    The meta kernel copies the strides of the first operand, even if that operand is an expanded number.
     """
     product: torch.Tensor = aten.mul.Tensor(left, right)
     tensors = [t for t in (left, right) if isinstance(t, torch.Tensor)]  # a 0-dim CPU tensor counts as a number here
@@ -316,7 +316,7 @@ _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_outpu
 
 
 def _rule_per_op(rule: Callable[[Any], Rule], names: str) -> dict[Any, Rule]:
-    """Return a dict with the rule that `rule` returns for each op of `aten`, such as `add.Tensor`."""
+    """Return `rule(op)` for each op of `aten` in `names`, such as `"add.Tensor mul.Tensor"`."""
     ops = [getattr(getattr(aten, packet), overload) for packet, overload in map(split_name, names.split())]
     return {func: rule(func) for func in ops}
 

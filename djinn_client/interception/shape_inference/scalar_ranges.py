@@ -182,9 +182,9 @@ def infers_for_any_float(func: Any) -> bool:
 
 
 def without_floats(key: list[Any]) -> tuple[Any, ...]:
-    """Return the key of a call without its float values, except floats that some dtype cannot hold.
+    """Return the key of a call without the values of its floats, so that calls with other floats have the same key.
 
-    The key still marks floats.
+    Floats that some dtype cannot hold stay in the key.
     """
     kept_parts: list[Any] = []
     number_follows = False

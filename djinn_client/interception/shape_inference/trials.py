@@ -133,7 +133,7 @@ def _as_strided_scatter(
 
 
 def _scatters_in_place(operand: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
-    """Return True for a mask of another shape, or a mask that may select more elements than the source has."""
+    """Return True if the mask does not broadcast to the operand, or may select more elements than the source has."""
     fits = mask.shape == operand.shape or torch.broadcast_shapes(mask.shape, operand.shape) == operand.shape
     return not fits or source.numel() < operand.numel()
 
@@ -360,7 +360,7 @@ def _is_unsuitable(argument: Any) -> bool:
 
 
 def _common_shape(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the broadcast shape of the operands, or None if they do not broadcast or the op does not."""
+    """Return the broadcast shape of the operands, or None if the shapes do not fit or the op does not broadcast."""
     if "_backward" in func.name() and any(shape != shapes[0] for shape in shapes):
         return None
     return broadcast(shapes)

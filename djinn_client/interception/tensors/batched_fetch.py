@@ -164,14 +164,14 @@ def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
 
 
 def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
-    """Return the tensors that moving `module` moves: parameters, their gradients, buffers."""
+    """Return the remote parameters of `module`, their gradients and the buffers, by the handles of their values."""
     parameters = list(module.parameters())
     gradients = [p.grad for p in parameters if isinstance(p, LazyTensor)]
     return by_handle(chain(parameters, gradients, module.buffers()))
 
 
 def cpu_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the parameters and buffers of `module` that are contiguous CPU memory. Sparse tensors are not."""
+    """Return the parameters and buffers of `module` that are strided CPU tensors, not sparse."""
     tensors = chain(module.parameters(), module.buffers())
     return [t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
 

@@ -44,7 +44,7 @@ def memory_between(value: Value, start: int, end: int) -> LazyTensor:
 
 
 def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tensor:
-    """Return a view with this metadata over a copy of the memory from byte `start` on."""
+    """Return a view of `copy` with the metadata `meta`. `copy` has the value's memory from byte `start` on."""
     offset = meta.offset - start // meta.dtype.itemsize
     if copy.dtype == meta.dtype and not meta.conj and not meta.neg:  # the usual case
         return copy.as_strided(meta.shape, meta.stride, offset)
@@ -58,9 +58,9 @@ def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tenso
 
 
 def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor | None:
-    """Return the elements of a small part of a page, read-only. Return None for other values.
+    """Return the elements of `value`, read-only, or None if the value is not a small part of one page.
 
-    `read`: fetches the part, or the whole page.
+    `read`: fetches the value, or the whole page.
 
     Raises:
         RemoteError: the elements could not be computed.
@@ -99,9 +99,9 @@ def fetch_in_parts(tensor: LazyTensor, read: Callable[[Value], torch.Tensor]) ->
 
 
 def _flattened(tensor: LazyTensor) -> tuple[LazyTensor, tuple[int, ...]]:
-    """Return the elements in one dimension, and the resulting strides.
+    """Return the elements in one dimension, and the strides with which they have the shape of `tensor` again.
 
-    Without gaps, the elements are in memory order.
+    The elements of a dense tensor are in memory order, those of other tensors in row-major order.
     """
     meta = tensor.remote.meta
     if order_of(meta.shape, meta.stride) is not None:

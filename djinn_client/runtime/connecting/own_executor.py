@@ -126,7 +126,7 @@ def _kinds(plugin: Any) -> tuple[Kind, ...]:
 
 
 def _is_for_executors(kind: Kind) -> bool:
-    """Return True if only executors call the hook. Both ends use transports."""
+    """Return True if executors call the hook of `kind`, and clients do not."""
     return "executor" in kind.processes and "client" not in kind.processes
 
 
@@ -145,7 +145,7 @@ def start_executors(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[EmbeddedExecutor, ...]:
-    """Start the executors that `open_connections` will need. Return none if a server or an inline executor is configured.
+    """Start the executors that `open_connections` will need. Return () if a server or an inline executor is configured.
 
     This returns before the executors are ready, which takes seconds, so that the client can load modules meanwhile.
 

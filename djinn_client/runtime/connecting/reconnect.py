@@ -44,7 +44,7 @@ Reached = tuple[Connection, Resumed]
 
 
 class ResumingConnection(ReliableConnection, ClientChannel):
-    """A client channel over a sequence of connections, while the executor keeps a lease for the session.
+    """A client channel that replaces a broken connection by a new one, as long as the executor's lease for it lasts.
 
     Attributes:
         crashes_executors: as in `ClientChannel`.
@@ -246,7 +246,7 @@ class ExecutorReconnection(ABC):
 
     @abstractmethod
     def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
-        """Reach the executor within `seconds`, and ask. It raises the errors of `__call__`."""
+        """Reach the executor within `seconds`, and send `question` to it. It raises the errors of `__call__`."""
 
 
 @attrs.define

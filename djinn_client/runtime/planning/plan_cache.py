@@ -74,7 +74,7 @@ class SizeRangePlans(msgspec.Struct, Generic[P]):
 
     Attributes:
         sizes: the range.
-        by_call: for each call of the program, the inputs that it reads first, as indexes of `SizeRange.inputs`.
+        by_call: for each call, the inputs that this call is the first to read, as indexes of `SizeRange.inputs`.
         positions: positions of the sizes among the slots.
         variants: the plans.
         last: generation of the call numbers, call numbers, and sizes of the last program in the range.
@@ -115,8 +115,8 @@ class _StructurePlans(msgspec.Struct, Generic[P]):
     """Plans for programs of one structure, by the classes of their scalars.
 
     Attributes:
-        modes: positions, among the slots, of scalars that are modes.
-        quantities: positions, among the slots, of scalars that are quantities.
+        modes: positions, among the slots, of scalars that are modes (`SlotKind`).
+        quantities: positions, among the slots, of scalars that are quantities (`SlotKind`).
         class_slots: positions of modes and quantities.
         sizes: positions, among the slots, of sizes.
         inputs: as in `SizeRange`.

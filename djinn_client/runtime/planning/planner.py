@@ -184,9 +184,9 @@ class Planner:
         return prepared
 
     def _bound_to_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
-        """Return optimizations to leave out if all plans so far hold only for exact sizes: those that bind plans to sizes.
+        """Return the optimizations that bound plans to exact sizes, if almost `VARIANTS_LIMIT` plans exist and all are bound.
 
-        Otherwise a program whose sizes always change would be planned at each run.
+        The next plan leaves them out. Otherwise a program whose sizes always change would be planned at each run.
         """
         if len(variants) < VARIANTS_LIMIT - 1 or not all(variant.depends_on_sizes for variant in variants):
             return NOTHING
@@ -229,7 +229,7 @@ class Planner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the workload profile of the last submitted program, or None.
+        """Return the workload profile of the last submitted program, or None if none was submitted.
 
         Programs that ran without a plan are analysed by this call, earliest first, because the kinds of a program's
         values may follow from earlier programs.

@@ -154,7 +154,7 @@ def with_measured(
 def plan_in_session(context: ClientContext, graph: Graph) -> PipelineResult | None:
     """Return the plan that a program would get now in the open session.
 
-    Return None if no session is open, or if its program would be planned for one device.
+    Return None if no session is open, or if the session's router plans programs for one device only.
     """
     with port.lock:
         return None if context.session is None else context.session.router.plan(graph)
