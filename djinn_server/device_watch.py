@@ -72,7 +72,7 @@ class IssuedWork:
     since: float = attrs.field(factory=time.monotonic)
 
     def stalled_since(self) -> float:
-        """Return when the session began to issue its present op; infinity while it has yielded the device."""
+        """Return when the watch first saw the present op; infinity while the session has yielded the device."""
         step = self.progress.step
         if step != self.step:
             self.step, self.since = step, time.monotonic()
@@ -82,7 +82,7 @@ class IssuedWork:
 class DeviceWatch:
     """Monitor the progress of an accelerator's work in a thread.
 
-    If a session yields the device in the middle of a submission, other submissions are issued before its end.
+    If a session yields the device during a submission, ops of other submissions are issued before the rest of its ops.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -100,7 +100,7 @@ class DeviceWatch:
         threading.Thread(target=self._run, name="djinn-device-watch", daemon=True).start()
 
     def begin(self, session: CancellationState, work: RunRequest, template: CompiledTemplate) -> IssuedWork:
-        """Note that a session begins to issue the ops of a submission. It calls `issued` after the last op."""
+        """Note that a session begins to issue the ops of a submission. The session calls `issued` at the end."""
         one_by_one = session.replaying and work.op_times is None
         if one_by_one:
             work.op_times = OpSync(self._runtime)
@@ -175,7 +175,7 @@ class DeviceWatch:
             self._report(hung)
 
     def _hung(self) -> IssuedWork | None:
-        """Return the oldest submission if one of its kernels seems to hang, else None."""
+        """Return the first submission that seems to hang, or None."""
         with self._lock:
             late = time.monotonic() - self._runtime.hang_seconds
             if self._last_completed_at > late:

@@ -91,10 +91,10 @@ def with_eviction(
     on_demand: bool = False,
     idle: bool = False,
 ) -> OpenDevice:
-    """Return a device that evicts values. Sessions' values use at most `memory` bytes of it; 0: no limit.
+    """Return the device with eviction of values, or `device` itself if no argument requires eviction.
 
-    `on_demand`: without a limit, an accelerator also evicts values, if its memory runs out. `idle`: so does a CPU, for the
-    values of idle sessions.
+    `memory`: limit in bytes for the values of sessions; 0: no limit. `on_demand`: without a limit, an accelerator
+    evicts values if its memory runs out. `idle`: with `on_demand`, a CPU also evicts the values of idle sessions.
     """
     if not memory and not (on_demand and (idle or device.runtime.device.type != "cpu")):
         return device

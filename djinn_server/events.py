@@ -73,7 +73,7 @@ class QueuedEventFeed(EventFeed):
         self._waiting.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` for the thread to deliver the queue."""
+        """After `end`: wait at most `seconds` until all queued events are delivered. Log a warning if some are not."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             _log.warning("an observer is too slow: the last events were dropped", **self.who)

@@ -161,7 +161,7 @@ class Executor:
         return False
 
     def _serve_client(self, connection: Connection, admitted: AdmittedClient) -> bool:
-        """Start the session of a new client. Return the result of `serve`."""
+        """Start the session of a new client, or refuse the client. Return True if the session started."""
         if not self._accepting:
             refuse(connection, "the executor is shutting down: connect again later")
             return False
@@ -186,7 +186,7 @@ class Executor:
         return self._limits.denial(self._session_count, self._context.device.turns.longest_wait)
 
     def _start(self, begin: Callable[[], tuple[Iterator[Pause], Wakeup]]) -> bool:
-        """Run the session that `begin` creates, in the threads of the executor. Return the result of `serve`."""
+        """Run the session that `begin` creates, in the threads of the executor. Return True, as `serve` does."""
         try:
             pauses, wakeup = begin()
         except BaseException:
@@ -204,7 +204,7 @@ class Executor:
         return self._make_session(owner, channel, connection, self._attached(owner, admitted))
 
     def _resume(self, connection: Connection, request: Resume) -> bool:
-        """Resume a session of this executor or of an earlier process. Return the result of `serve`."""
+        """Resume a session of this executor, or recover it from a journal. Return True if it takes the connection."""
         try:
             recovered = self._leases.recover(connection, request, self._assign_recovered)
         except (QuotaExceeded, BlockingIOError) as error:  # the previous executor may still be ending
@@ -321,7 +321,7 @@ class Executor:
         return msgspec.structs.replace(reply, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _callbacks_for(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
-        """Return functions that set up custom ops, leases and weight folders of the tenant with a given name."""
+        """Return functions that take a tenant's name, and set up the tenant's custom ops, leases and weight folders."""
         callbacks: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:

@@ -26,7 +26,7 @@ class IdleMoves:
         self.next_move_at: float | None = None
 
     def deadline(self) -> float | None:
-        """Move the values if the session has been idle long enough. Return the time of the next move, or None."""
+        """Move the values if the session has been idle long enough. Return the next move's time, if any."""
         seconds, memory = self._context.idle_seconds, self._memory
         if not seconds or memory is None:
             return None

@@ -31,7 +31,7 @@ class LaneRuns(Protocol):
     """The functions of a session that begin and finish its runs in lanes."""
 
     def begin_in_lane(self, turn: DeviceTurn) -> TemplateRun | None:
-        """Return the run of a submission, or None if it has failed. Then `turn.outcome` is set."""
+        """Return the run of a submission. If the submission fails at its start, set `turn.outcome` and return None."""
 
     def finish_in_lane(self, turn: DeviceTurn, run: TemplateRun, error: Exception | None) -> None:
         """Store the results of a run, and set `turn.outcome`. `error`: raised by the run, or None."""
@@ -62,8 +62,8 @@ class LaneRun:
 class LaneGroup:
     """Submissions that run at the same time, and are answered in the order in which they joined.
 
-    A submission may join if it and the unanswered submissions change no storage that the other side uses. It may not change
-    a value that an earlier submission of the group has fetched either, because the reply borrows that memory.
+    A submission cannot join if it and an unanswered submission use a storage that one of these two writes. It also
+    cannot join if it writes a storage whose values the group has fetched, because replies borrow that memory.
 
     Attributes:
         unsent_runs: submissions whose replies have begun and must be sent.
@@ -93,9 +93,9 @@ class LaneGroup:
         answer: Callable[[LaneRun], None],
         sender: ReplySender,
     ) -> Steps:
-        """Run the submissions. Answer those that end while others run. Afterwards, `unsent_runs` has the last ones.
+        """Run the submissions, and answer them while others run. At the end, `unsent_runs` has the unanswered ones.
 
-        `join`: adds the next submission. It returns False if that cannot join, and None if none has arrived.
+        `join`: adds the next submission. Returns False if the submission cannot join, None if no message has arrived.
         `begin_reply`: called with an ended submission while the session has the device. `answer`: sends its reply with `sender`.
         """
         try:
@@ -142,7 +142,7 @@ class LaneGroup:
             self._ready.append(run)
 
     def _advance(self) -> Steps:
-        """Begin runs in free lanes. Wait until one ends or a submission may have arrived. Yield the device if needed."""
+        """Begin runs in free lanes. Wait for the end of a run or for new submissions. Yield the device if needed."""
         if not self._running and self._must_yield():
             yield from self._runs.pause(False, *[run.turn.work for run in self._unanswered])
             self._ready.extendleft(reversed(self._paused))

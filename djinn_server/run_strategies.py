@@ -47,7 +47,7 @@ def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, 
 def begin_strategies(
     context: ExecutorContext, strategies: Sequence[RunStrategy], compilers: tuple[Compiler, ...] = ()
 ) -> None:
-    """Start strategies. Register those that act with the arbiter of the device.
+    """Start strategies. Add the strategies whose `begin` returns True to the device's arbiter.
 
     Raises:
         StartupError: a strategy and another option of the executor exclude each other.

@@ -226,7 +226,7 @@ class ExecutorSession:
 
     @property
     def brief_use(self) -> float | None:
-        """Device seconds used so far if turns are short, as `MessageHandlers.brief_use`."""
+        """Return the value of `MessageHandlers.brief_use`; None if turns are long or a speculative run is pending."""
         is_brief = self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
         return self._turn.used_seconds if is_brief else None
 
@@ -346,7 +346,7 @@ class ExecutorSession:
         return CacheReply(nbytes, nbytes, 0, False)
 
     def _find_blob(self, offer: BlobOffer, before: bytes | None) -> bytes:
-        """Return `YES` if the store has an offered blob, else `NO`.
+        """Return `YES` if the store has an offered blob or the offer is invalid, else `NO`.
 
         `before`: in a replay, the logged answer; else None. A blob that was missing counts as missing again.
         """
@@ -357,11 +357,11 @@ class ExecutorSession:
             return YES
 
     def _state(self) -> StateParts | None:
-        """Return the session's state, or None if it has promised uploads or cannot be serialized now."""
+        """Return the session's state, or None if it cannot be serialized now or has entries in `Snapshot.promised`."""
         return None if self._uploads.promised else self._state_without(())
 
     def _local_state(self) -> StateParts | None:
-        """Return the state for a recovery on this server, or None. It refers to files for unmodified weights."""
+        """Return the state for a recovery here, with files for unmodified weights; None if not serializable now."""
         self._context.threads.promote_follower()
         stored_weights = self._reads.shares.unmodified()
         versions = {origin.key.version for _, _, origin in stored_weights}
@@ -481,7 +481,7 @@ class ExecutorSession:
         self._answer(turn, self.device.turns.take_seconds(self._turn), connection, connection.send)
 
     def _lane_group(self, turn: DeviceTurn, connection: ExecutorChannel) -> LaneGroup | None:
-        """Return a group with this submission if the next one may run concurrently, or probably arrives soon; else None."""
+        """Return a group with this submission if the next submission joins it or probably will; otherwise None."""
         if turn.bound is None or (access := self._runs.access(turn.bound, turn.work)) is None:
             return None
         group = LaneGroup(self.device, self._runs, self.values.lock)
@@ -505,7 +505,7 @@ class ExecutorSession:
         self._answer(run.turn, run.seconds, connection, send)
 
     def _join(self, group: LaneGroup, connection: ExecutorChannel) -> bool | None:
-        """Add the next message to a group. Return False if it is no independent submission, None if none has arrived."""
+        """Add the next message to a group. Return False if it may not join, None if no message has arrived."""
         quota = self._usage.quota  # it may refuse a submission after earlier ones have ended
         if quota.requests_a_second or quota.values or quota.seconds_an_hour or self._timings is not None:
             return False
@@ -721,7 +721,7 @@ class ExecutorSession:
         return compiled_template
 
     def _await_operands(self, bound: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
-        """Wait for the operands of a submission. If it is cancelled, poison the unread values that it would write."""
+        """Wait for a submission's operands. If cancelled, poison unread operands that it would write but not free."""
         inputs = work.inputs if bound is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))

@@ -53,13 +53,13 @@ class MessageHandlers(Protocol):
 
     @property
     def brief_use(self) -> float | None:
-        """Device seconds used so far if the next message should take less than `BRIEF_SECONDS`, else None."""
+        """Device seconds used so far; None if the next message is expected to take `BRIEF_SECONDS` or more."""
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Do deferred work after a message. Called if no message is queued."""
 
     def idle_deadline(self) -> float | None:
-        """Do the idle session's task if its time has come. Return the time of the next task, or None."""
+        """Do the idle session's task if its time has come. Return the next task's time, if any."""
 
 
 class SessionLoop:
@@ -98,7 +98,7 @@ class SessionLoop:
         return self.machine.pop()[1]
 
     def peek(self, connection: ExecutorChannel) -> Message | Unreadable | None:
-        """Return the next queued message, or None. Before, receive a submission that has arrived, and uploads before it."""
+        """Receive arrived uploads and the submission after them. Return the next queued message, if any."""
         machine, turns = self.machine, self._cancellation.share.turns
         for _ in range(_UPLOADS_LIMIT):
             with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait raises the error
@@ -185,7 +185,7 @@ class SessionLoop:
         """Return the next frame.
 
         Raises:
-            TimeoutError: no frame arrives in time, or the session lets other sessions run.
+            TimeoutError: no frame arrives in time, or the session offers its thread to other sessions.
         """
         if self.machine.current is not None:
             self._threads.promote_follower()
@@ -221,7 +221,7 @@ class SessionLoop:
         return _KINDS.get(type(message), Kind.IN_ORDER)
 
     def _is_next_value(self, handle: int) -> bool:
-        """Return True if an upload replaces a value that exists, or that a queued message will create."""
+        """Return True if an upload must be handled in order: it replaces an existing value, or one of a queued message."""
         if (Cause.UPLOAD, handle) in self.machine.missing:
             return False
         queued = (message for message, _ in self.machine.messages())

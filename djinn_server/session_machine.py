@@ -66,7 +66,7 @@ class Wait:
         missing: keys for which it waits.
         until: end of the wait, on the clock of `SessionMachine.next`; None: no end.
         has_arrived: returns True if a key has arrived without a message.
-        cancelled: returns True if the message was cancelled.
+        cancelled: returns True if the message was cancelled; None: the message cannot be cancelled.
     """
 
     missing: Collection[Key]
@@ -205,6 +205,6 @@ class SessionMachine(Generic[M]):
         return any(cause in FROM_CLIENT for cause, _ in self.missing)
 
     def deadline(self) -> float | None:
-        """Return the time at which `next` may return another step without an event, or None."""
+        """Return the time at which `next` may return another step without an event, or None without a timeout."""
         times = [time for time in (self.until, self.away_until) if time is not None]
         return min(times, default=None)

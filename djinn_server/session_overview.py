@@ -29,7 +29,7 @@ class SessionOverview:
         decisions: decisions of the latest plans with their reasons, as the client wrote them.
         shared: bytes of values that other sessions share.
         submissions: number of submissions.
-        aside: bytes that the idle session has in host memory and on disk.
+        aside: bytes of evicted values in host memory, and on disk.
         serving: latency of requests.
     """
 

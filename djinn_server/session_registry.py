@@ -28,7 +28,7 @@ class ServedSession(Protocol):
     wakeup: Wakeup
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Answer messages until the client leaves or the connection ends. Yield pauses, which `wakeup` ends."""
+        """Answer messages until the client leaves or the connection ends. Yield a `Pause` to wait; `wakeup` ends it."""
 
     def overview(self, holdings: Holdings) -> SessionOverview:
         """Return phase, steps and memory by kind. Thread-safe. `holdings`: present values of all sessions."""

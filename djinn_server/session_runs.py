@@ -54,7 +54,7 @@ class SessionRuns:
         limited: True if the device has a memory limit, not only eviction on demand.
         ahead: speculative runs of predicted submissions; None if the executor does none.
         runs_reused: number of runs that reused results of earlier runs.
-        alone: True on a CPU without simulated time and strategies that join sessions.
+        alone: True on a CPU, if time is not simulated and no strategy joins sessions.
         randomness: the session's random state.
         numeric_settings: the session's numeric settings; None: those of the process.
     """
@@ -86,7 +86,7 @@ class SessionRuns:
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
         """Return the object that runs predicted submissions, or None if this executor runs nothing ahead.
 
-        Runs ahead exclude joint runs, simulated time and eviction. On GPUs, they are untested.
+        Nothing runs ahead with joint runs, simulated time or eviction, nor on accelerators, where this is untested.
         """
         limit = self._ahead_bytes
         if not limit or not self._grows:

@@ -286,7 +286,7 @@ class SessionThreads:
     def _next_task(self) -> SessionTask | None:
         """Wait for a ready session, and return it. Return None to poll busy sessions, or if no sessions exist.
 
-        Paused sessions are polled before a ready one runs if one of them may have used `OFFER_SECONDS` less device time.
+        Poll paused sessions first if one of them may have used `OFFER_SECONDS` less device time than the ready session.
         """
         has_polled = False
         while True:

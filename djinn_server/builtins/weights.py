@@ -80,7 +80,7 @@ class LocalFile(WeightFile):
             buffer, start = buffer[count:], start + count
 
     def keep_as(self, link: Path) -> None:
-        """Create a hard link to the file at `link`.
+        """Create `link`, a hard link to this file.
 
         Raises:
             OSError: the link cannot be created, or another file has replaced this one.

@@ -10,7 +10,7 @@ _MEAN, _MAX = 1, 2  # modes of embedding bags
 
 
 def embedding_backward(a: Arguments) -> None:
-    """Check that there is a gradient for each index, and that each index is an existing row."""
+    """Check that each index has a gradient. With `scale_grad_by_freq`, check that indices are existing rows."""
     gradient = a.grad_output if a.grad_output is not None else a.grad
     a.require(
         gradient.dim() > 0 and gradient.numel() == a.indices.numel() * gradient.shape[-1],
@@ -25,7 +25,7 @@ def embedding_backward(a: Arguments) -> None:
 def bag(a: Arguments) -> None:
     """Check the indices and bags in the backward pass of an embedding bag."""
     rows = a.num_weights if a.num_weights is not None else a.weight.shape[0]
-    a.require(a.grad.dim() == 2 and a.indices.dim() == 1, "grad must have two dimensions and indices one")
+    a.require(a.grad.dim() == 2 and a.indices.dim() == 1, "grad must have two dimensions, and indices one")
     a.require(
         a.weight is None or (a.weight.dim() == 2 and a.weight.shape[1] == a.grad.shape[1]),
         "weight must have two dimensions and the columns of grad",
@@ -59,10 +59,11 @@ def bag_forward(a: Arguments) -> None:
 
 
 def _offsets(a: Arguments, bags: int) -> None:
-    a.require(a.offsets.dim() == 1 and a.offsets.numel() in {bags, bags + 1}, f"offsets must be {bags} or {bags + 1}")
+    fits = a.offsets.dim() == 1 and a.offsets.numel() in {bags, bags + 1}
+    a.require(fits, f"offsets must have one dimension, and {bags} or {bags + 1} elements")
     _ascending(a)
     if a.offsets.device.type == "cpu" and a.offsets.numel() == bags + 1:
-        a.require(int(a.offsets[-1]) == a.indices.numel(), "the last of offsets must be the number of indices")
+        a.require(int(a.offsets[-1]) == a.indices.numel(), "the last offset must be the number of indices")
 
 
 def _ascending(a: Arguments) -> None:
@@ -132,7 +133,7 @@ def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
         a.integral(name, lengths)
         a.require(lengths.dim() == 1, f"{name} must have one dimension")
         lengths = lengths.tolist()
-    a.require(len(lengths) == batch and min(lengths, default=0) >= 0, f"{name} must be {batch} numbers from 0")
+    a.require(len(lengths) == batch and min(lengths, default=0) >= 0, f"{name} must be {batch} numbers, none negative")
     return list(lengths)
 
 

@@ -46,7 +46,7 @@ def roll(a: Arguments) -> None:
 
 
 def fft(a: Arguments) -> None:
-    """Check that dimensions are distinct and non-negative dimensions of the tensor."""
+    """Check that `dim` lists different existing dimensions, counted from 0, and that `last_dim_size` fits the input."""
     dims, tensor = list(a.dim), a.self
     a.require(
         all(0 <= d < tensor.dim() for d in dims) and len(set(dims)) == len(dims),
@@ -149,7 +149,7 @@ def reshape_alias(a: Arguments) -> None:
 
 
 def zeros_like_feature(a: Arguments) -> None:
-    """Check that `self` has the batch dimensions, and that `other` is contiguous."""
+    """Check that `self` has at least `self_num_batch_dims` dimensions, and that `other` is contiguous."""
     batch = a.self_num_batch_dims or 0
     a.require(0 <= batch <= a.self.dim(), f"self_num_batch_dims must be from 0 to {a.self.dim()}")
     a.require(a.other.is_contiguous(), "other must be contiguous")

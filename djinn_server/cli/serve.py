@@ -93,12 +93,12 @@ class ListenChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Host names of the options that clients may use for this server. This machine has further names."""
+        """Host names in the options, by which clients may address the server. They exclude the machine's own names."""
         return tuple(name for name in (*self.addresses.hosts, self.advertise) if name and not is_wildcard(name))
 
 
 def listen_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for listening to a command. It receives their values as its argument `listen`, a `ListenChoice`."""
+    """Add the options for listening to a command, which receives them as its argument `listen`, a `ListenChoice`."""
 
     @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
     @click.option(
@@ -225,7 +225,7 @@ class _Option:
 
 
 def config_options(config: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add an option for each flagged field of a configuration class. A command receives the instance as `name`.
+    """Add an option for each flagged field of a configuration class. The command receives it as its argument `name`.
 
     Fields of nested configuration classes are included. Fields without a flag have their defaults.
     """

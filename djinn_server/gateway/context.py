@@ -38,7 +38,7 @@ class GatewayCounters(Observer):
     """Count refusals by kind and admissions by tenant since the gateway started, for `/metrics`.
 
     Attributes:
-        assignments: as `Assigner.counts`, because assignments are no events.
+        assignments: the same object as `Assigner.counts`, which counts assignments.
     """
 
     name = "counts"
@@ -68,7 +68,7 @@ class GatewayCounters(Observer):
 
 @attrs.frozen
 class _StoredEvent:
-    """A stored event, with the fields that users see. `times`: number of equal events. Times do not affect equality."""
+    """A stored event, with the fields that users see. `times`: number of events that are equal except for time."""
 
     seconds: float = attrs.field(eq=False)
     name: str

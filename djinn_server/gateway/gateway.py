@@ -257,11 +257,12 @@ def serve(
     """
     config.executor.check_folders()
     access, network = config.access, config.network
-    table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
+    token_file = access.token_file
+    table_file = token_file if token_file is not None and has_table(token_file) else None
     folder = config.state_dir if config.lasting else None
-    token = find_token(None if table else access.token_file, {} if table else os.environ, folder)
-    authentication = Authentication(TokenAuthenticator(token, table))
-    has_credentials = token.supplied or table is not None or bool(access.authenticators)
+    token = find_token(None if table_file else token_file, {} if table_file else os.environ, folder)
+    authentication = Authentication(TokenAuthenticator(token, table_file))
+    has_credentials = token.supplied or table_file is not None or bool(access.authenticators)
     if network.tls is not None:
         server_context(network.tls)  # raises on an invalid certificate before anything starts
     become_server("gateway")

@@ -42,7 +42,7 @@ class SupervisedExecutor:
     """An executor of a pool. Its process is supervised, and replaced if it dies.
 
     Attributes:
-        device_id: id of the device; before the process is ready, its name in the configuration.
+        device_id: id of the device; before the process is ready, the device's name in the configuration.
         restarts: number of restarts of the process.
         meter: measures the load of the executor, across restarts.
     """

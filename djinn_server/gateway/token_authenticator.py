@@ -147,7 +147,7 @@ class TokenAuthenticator(Authenticator):
         return self._current().quotas.get(tenant, Quota())
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """Authenticate a token, as `Authenticator.authenticate` does. Its duration reveals nothing about other tokens."""
+        """Authenticate a token, as `Authenticator.authenticate` does. The duration reveals no other tokens."""
         if self._token.matches(credentials.token):
             return Identity(OPERATOR, quota=self.quota_of(OPERATOR))
         digest, match = digest_of(credentials.token), None

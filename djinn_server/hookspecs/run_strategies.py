@@ -151,7 +151,7 @@ class JointRun(ABC):
 
     @abstractmethod
     def ended(self, seconds: float) -> float | None:
-        """Record the device seconds of the session's turn. Return the start of a joint run, or None if it ran alone."""
+        """Record the device seconds of the turn. Return the start of the joint run; None if the session ran alone."""
 
 
 @attrs.frozen
@@ -246,8 +246,8 @@ class RunStrategy(ABC):
         caches_results: True if offers reuse results of earlier runs. They come before other strategies, which run the
             remaining ops. The executor neither compares nor times them.
         joins_sessions: True if offers run a template for several sessions at once (`RunOffer.join`). They come before all
-            other offers, and compare and time their own results. On such a device no value is evicted, and no
-            submissions run concurrently.
+            other offers, and compare and time their own results. On a device with such a strategy, no value is evicted,
+            and no submissions run concurrently.
         on_request: True if the strategy is used only if an option of the executor requests it.
     """
 

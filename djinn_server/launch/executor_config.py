@@ -223,7 +223,7 @@ class ExecutorConfig(ExecutorOptions):
         user: system user that runs the process and owns its folders; None: the parent's user.
         pass_variables: names or patterns of environment variables that an executor with such a user gets in addition; `NAME@TENANT` for
             one tenant.
-        tenants: True if clients come from a gateway; False if a program started the executor, which trusts it.
+        tenants: True if clients come from a gateway; False if the executor trusts the program that started it.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: the executor ends if no session begins within this time; 0: no limit.
     """

@@ -119,8 +119,8 @@ def listening_transports(
 ) -> tuple[ListeningTransport, ...]:
     """Return the transports with which a server listens. With a certificate, they use TLS.
 
-    A transport for this host only listens if the operator named an address for it. It uses TLS only if clients must
-    show certificates.
+    A transport that works only within this host listens only if the operator named an address for it. Such a transport
+    uses TLS only if clients must show certificates.
 
     Raises:
         ConfigurationError: the operator named a transport that has no TLS.

@@ -40,7 +40,7 @@ class OwnExecutor:
             config: configuration of the executor.
             engine: starts the process and its replacements.
             request: request to the engine.
-            journals: directory for journals on this machine, which `close` removes; None: no journals, or the engine's.
+            journals: directory for journals on this machine, which `close` removes; None: no journals on this machine.
 
         Raises:
             StartupError: the executor cannot be started.

@@ -60,7 +60,7 @@ class OwnJournals:
 def own_journals() -> OwnJournals | None:
     """Return a directory for journals in the user's cache, or else in the temporary directory.
 
-    If both disks are full, log this and return None.
+    If neither directory can be used or has enough space, log this and return None.
     """
     errors: list[str] = []
     for base in (cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"):

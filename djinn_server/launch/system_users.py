@@ -55,7 +55,7 @@ class SystemUser:
         """
         entries = [entry.partition("@") for entry in pass_variables]
         patterns = [pattern for pattern, _, tenant in entries if tenant in {"", self.folder.name}]
-        variables = {name: value for name, value in parent.items() if _is_passed(name, patterns)}
+        variables = {name: value for name, value in parent.items() if _is_inherited_variable(name, patterns)}
         variables |= {name: str(self.folder / subfolder) for name, subfolder in _OWN_FOLDERS.items()}
         return variables | {"USER": self.name, "LOGNAME": self.name}
 
@@ -69,7 +69,7 @@ class SystemUser:
             (self.folder / subfolder).mkdir(mode=0o700, exist_ok=True)
 
 
-def _is_passed(name: str, patterns: Iterable[str]) -> bool:
+def _is_inherited_variable(name: str, patterns: Iterable[str]) -> bool:
     harmless = _PASSED.fullmatch(name) is not None and _SECRET.search(name) is None
     return harmless or any(fnmatchcase(name, pattern) for pattern in patterns)
 

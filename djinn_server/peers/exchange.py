@@ -102,9 +102,9 @@ class PeerListener:
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Return the permission of an executor that shows a ticket, or its secret if it reconnects.
+        """Return the permission of an executor. `ticket`: its ticket, or its secret if it reconnects.
 
-        Return None if the ticket is forged, used or expired.
+        Return None if the ticket or secret is forged, used, expired or revoked.
         """
         with self._lock:
             peer_connection = self._by_secret.get(_key(ticket))

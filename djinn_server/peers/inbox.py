@@ -117,7 +117,7 @@ class TransferInbox:
             return self._counts.get(source, 0)
 
     def leave(self, source: int, connection: Connection, reason: str) -> None:
-        """Record that a connection of executor `source` has ended. It may reconnect within `patience` seconds."""
+        """Record that a connection of executor `source` has ended. The executor may reconnect within `patience`."""
         with self._changed:
             if self._connections.get(source) is connection:
                 del self._connections[source]

@@ -145,14 +145,14 @@ class Route:
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Return the number of the next transfer, or None if it is already acknowledged or the route is lost."""
+        """Number the next transfer. Return the number, or None if it is already acknowledged or the route is lost."""
         with self._changed:
             self._sent_count += 1
             return None if self._sent_count <= self._acknowledged or self._loss_reason else self._sent_count
 
     @property
     def has_room(self) -> bool:
-        """True if another transfer may be queued."""
+        """True if another transfer may be queued, or if the route is lost."""
         is_short = len(self._unacknowledged) < UNACKNOWLEDGED_TRANSFERS
         return bool(self._loss_reason) or (is_short and self._unacknowledged_bytes <= UNACKNOWLEDGED_BYTES)
 
@@ -194,9 +194,9 @@ class Route:
     # --- connections ------------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, acknowledged: int, dial: Dial, *, opens: bool | None = None) -> None:
-        """Continue over a connection whose receiver has `acknowledged` transfers. `dial`: opens another connection.
+        """Continue over another connection. `acknowledged`: number of transfers that the receiver has received.
 
-        `opens`: new value of the property `opens`; None: unchanged.
+        `dial`: opens another connection. `opens`: new value of the property `opens`; None: unchanged.
         """
         with self._changed:
             if self._loss_reason and acknowledged < self._sent_count:

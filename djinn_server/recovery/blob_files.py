@@ -122,7 +122,7 @@ class BlobFiles:
         return True
 
     def finish(self, handle: int) -> Path | None:
-        """Finish the upload of `handle`. Return the path of its complete file, or None if it is incomplete."""
+        """Finish the upload of `handle`. Return the path of its complete file, or None if the file is incomplete."""
         blob = self._unfinished.pop(handle, None)
         return self.path(blob.digest) if blob is not None and blob.written == blob.size else None
 

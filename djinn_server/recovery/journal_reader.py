@@ -33,9 +33,9 @@ class JournalReader:
     Attributes:
         owner: identity of the session.
         end: offset after the last complete record.
-        taken: number of the session's frames before the end of the journal, including those before the snapshot.
+        taken: number of frames that the session received, including frames before the snapshot.
         base: snapshot with which the journal begins; None if the journal begins with the session.
-        stops: op before which a submission stopped, and its device error or "", by number of the submission.
+        stops: by number of a submission, the op before which it stopped, and the device error or "".
         shortages: errors of ops that ran out of memory, by number of the submission and of the op.
         arrived: number of transfers received directly from other executors, by executor.
         acknowledged: number of transfers that other executors have acknowledged, by executor.

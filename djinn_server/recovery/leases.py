@@ -111,13 +111,13 @@ class Leases:
     def recover(
         self, connection: Connection, request: Resume, assign: Callable[[Badge], str] = lambda _: ""
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
-        """Recover a dead executor's session from its journal. Return the identity, the channel and the number of frames.
+        """Recover a dead executor's session from its journal. Return identity, channel, and number of received frames.
 
-        Return None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant. It returns
-        "", or the reason why recovery is not allowed now. Then the journal remains.
+        Return None if there is no journal, the session is here, or the secret is wrong. `assign` assigns the executor
+        to the tenant. It returns "", or the reason why recovery is not allowed now. Then the journal remains.
 
         Raises:
-            SessionLost: the journal cannot be read.
+            SessionLost: the journal is invalid, the session has ended, or its recovery crashed `TRIES` processes.
             OSError: the journal cannot be opened, or another executor uses it.
             QuotaExceeded: `assign` refused the recovery.
         """
@@ -199,7 +199,7 @@ class Leases:
         return self._with_secret(session, secret) is not None
 
     def _with_secret(self, session: str, secret: str) -> LeasedConnection | None:
-        """Return the session's channel if the secret is right, else None. The duration does not reveal whether it exists."""
+        """Return the channel if the secret is right, else None. The duration does not reveal if the session exists."""
         with self._lock:
             channel = self._leased.get(session)
         expected_secret = channel.secret if channel is not None else secrets.token_urlsafe(32)

@@ -78,7 +78,7 @@ class PinnedRing:
         return self._after_copy(*block_and_event)
 
     def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
-        """Return a block that no copy uses, or None. `settle`: True to wait for the copy from a returned block."""
+        """Return a block that no copy uses, or None. `settle`: True to wait for a copy that uses a returned block."""
         with self._changed:
             if (
                 not settle
@@ -127,7 +127,7 @@ class PinnedRing:
             self._changed.notify()
 
     def _next(self) -> tuple[torch.Tensor, Any] | None:
-        """Return a block and the event to wait for or None. Return None if all blocks are in use."""
+        """Return a block, and its event to wait for, if any. Return None if all blocks are in use."""
         if self._idle and ((event := self._idle[0][1]) is None or event.query()):
             return self._idle.popleft()[0], None
         if self._idle and not self._unallocated:
@@ -224,7 +224,7 @@ class DeviceCopies:
         return target
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start a copy of `tensor` to the host. Return a function that waits for the copy and returns it, once.
+        """Start a copy of `tensor` to the host. Return a function that waits for the copy and returns it. Call it once.
 
         The copy has the strides of `tensor`, unless `tensor` has gaps. It does not wait for ops that are issued later.
         Such ops must not write into `tensor` before the function has returned.

@@ -59,7 +59,7 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Return True if other users than this user and root may write a file. A group of one is its member."""
+    """Return True if users other than this user and root may write a file. The owner's private group does not count."""
     mode = mode_of(status)
     if status.st_uid not in {0, user_id()} or mode & stat.S_IWOTH:
         return True

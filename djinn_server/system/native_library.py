@@ -67,11 +67,11 @@ class NativeLibrary:
         return cache_folder / name
 
     def build(self, *, wait: bool = True) -> Path:
-        """Return the path of the compiled library. Compile it if necessary; concurrent processes wait for one of them.
+        """Return the path of the compiled library. Compile it if needed, or `wait` while another process does.
 
         Raises:
             StartupError: there is no compiler, or the compiler failed.
-            BlockingIOError: another process compiles it, and this one does not `wait`.
+            BlockingIOError: another process compiles the library, and `wait` is False.
         """
         library_path = self.path()
         if library_path.exists():
