@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from djinn_core.errors import DjinnError
-from djinn_core.system.processes import innermost_number
+from djinn_core.system.processes import innermost_pid
 
 
 def executor_process(number: int) -> psutil.Process:
@@ -16,7 +16,7 @@ def executor_process(number: int) -> psutil.Process:
     Raises:
         DjinnError: no process on this machine matches, or several processes do.
     """
-    executors = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
+    executors = [child for child in psutil.Process().children(recursive=True) if innermost_pid(child.pid) == number]
     if not executors and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):
         executors = [psutil.Process(number)]  # started by an engine, so no child of this process
     if len(executors) != 1:

@@ -21,7 +21,7 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import early_start
 from djinn_core.errors import DjinnError
 from djinn_core.logs import get_logger
-from djinn_core.registry.discovery import PluginCandidate, integrating
+from djinn_core.registry.discovery import PluginCandidate, plugins_by_library
 from djinn_core.settings import resolve
 from djinn_core.system.gc_pause import collect_later, count_as_old
 from djinn_core.system.interrupts import handle_interrupts, warn_without_lock
@@ -39,7 +39,7 @@ def attach() -> None:
     """Register the device with the client as its runtime. Called once, when a client imports `djinn`."""
     if _selected() == NATIVE:
         install()
-    for library, candidates in integrating().items():
+    for library, candidates in plugins_by_library().items():
         call_on_import(library, partial(_integrate, candidates))
     handle_interrupts()
     warn_without_lock()
@@ -76,7 +76,7 @@ def _load() -> None:
         count_as_old()
     if isinstance(port.sink, _SinkStub):
         client.become_runtime()
-        for library, candidates in integrating().items():
+        for library, candidates in plugins_by_library().items():
             module = sys.modules.get(library)
             # libraries that were imported meanwhile; repeated integration does nothing
             if module is not None and not _is_importing(module):

@@ -135,7 +135,7 @@ def of_another_release(distribution: str, version: str) -> str:
     return f"{distribution} {version} belongs to another release than djinn {core}: install both of one release"
 
 
-def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
+def plugins_by_library() -> Mapping[str, tuple[PluginCandidate, ...]]:
     """Return the installed plugins with integrations, by the library whose import loads them."""
     candidates_by_library: dict[str, list[PluginCandidate]] = defaultdict(list)
     for candidate in installed():
@@ -186,7 +186,7 @@ def choices(request: str, available: Iterable[PluginCandidate]) -> str:
     guess = f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
     return (
         f"{guess} Installed: {', '.join(names[False]) or 'none'}. Built in: {', '.join(names[True]) or 'none'}. "
-        "Any importable module, module or object that implements a hook of Djinn will do too"
+        "The name of an importable module, a module or an object works as well if it implements a hook of Djinn"
     )
 
 
@@ -238,7 +238,7 @@ def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> impor
 
 
 def _folder_of(package: str) -> list[str]:
-    """Return the import path folder of a package or module; empty for a module that was created in memory."""
+    """Return the folder on the import path that has a package or module; empty if there is no such folder."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

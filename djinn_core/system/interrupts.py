@@ -43,10 +43,10 @@ class InterruptMask:
     threads pass through.
 
     Attributes:
-        depth: nesting depth of the main thread. If it is above 0, no thread needs to enter another section.
+        depth: nesting depth of the main thread. Above 0, Ctrl-C is masked already, so callers may skip entering.
         caught: signal and frame of a pending interrupt; None without one.
         main: identity of the main thread.
-        uninterruptible: reentrant context manager in which `check` does not deliver interrupts, either.
+        uninterruptible: reentrant context manager in which not even `check` delivers interrupts.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class InterruptMask:
 
     @contextmanager
     def unmasked(self) -> Iterator[None]:
-        """Raise interrupts immediately in the block, at any point. Inside `uninterruptible`, the caller catches them."""
+        """Deliver interrupts at any point of the block. Inside `uninterruptible`, the caller must catch them."""
         if get_ident() != _MAIN_IDENT or not self.depth or not self._catches:
             yield
             return
@@ -282,9 +282,9 @@ def require_stack_room() -> None:
         sys._getframe(sys.getrecursionlimit() // 3)  # noqa: SLF001 - the only way to see how deep it is without a walk
     except ValueError:
         return
-    _descend(LEVELS)
+    _nest_calls(LEVELS)
 
 
-def _descend(levels: int) -> None:
-    if levels:
-        _descend(levels - 1)
+def _nest_calls(count: int) -> None:
+    if count:
+        _nest_calls(count - 1)

@@ -154,7 +154,7 @@ def thread_activity(threads: Iterable[int]) -> tuple[str, ...]:
     return tuple(activity)
 
 
-def innermost_number(process: int) -> int:
+def innermost_pid(process: int) -> int:
     """Return the id of a process in its innermost PID namespace. Only Linux has such namespaces."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()

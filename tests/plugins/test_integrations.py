@@ -128,7 +128,7 @@ def test_library_imported_by_client_is_integrated_later(monkeypatch):
     from djinn_client.runtime import attaching
 
     told = []
-    monkeypatch.setattr(attaching, "integrating", lambda: {"statistics": ("candidates",), "no_such_library": ()})
+    monkeypatch.setattr(attaching, "plugins_by_library", lambda: {"statistics": ("candidates",), "no_such_library": ()})
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "djinn_client.runtime.client", types.ModuleType("half imported"))
         attaching._integrate((), sys.modules["statistics"])  # as in the middle of the client's import

@@ -274,12 +274,12 @@ def import_djinn():
     # What forks find in the memo tables of pure functions: the ops that travel, what is installed, what hooks must be like.
     from djinn_core.ir.operators import operators_digest
     from djinn_core.registry.builtin_plugins import builtin_plugins
-    from djinn_core.registry.discovery import integrating
+    from djinn_core.registry.discovery import plugins_by_library
     from djinn_core.registry.registry import load_registry
     from djinn_core.registry.selection import Selection
 
     operators_digest()
-    integrating()
+    plugins_by_library()
     load_registry(Selection(), builtins=builtin_plugins())
     role._role = "client"
     device = sys.modules.pop("djinn")
