@@ -44,10 +44,10 @@ class EventFeed:
             return False
 
     def end(self) -> None:
-        """Stop accepting events."""
+        """Stop accepting events. By default, do nothing."""
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the observer has received all accepted events."""
+        """After `end`: wait at most `seconds` for the delivery of accepted events. By default, none are pending."""
 
     def log_failure(self, member: str, error: Exception) -> None:
         """Log an exception of the observer, once per message.

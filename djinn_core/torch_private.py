@@ -1,4 +1,4 @@
-"""All private torch functions that Djinn uses.
+"""Private torch functions that both clients and servers use.
 
 `missing()` returns the functions that the installed torch lacks; `djinn doctor` and a test report them.
 """
@@ -218,18 +218,18 @@ def schema_of(func: Any) -> Any:
 
 
 def kernel_of(func: Any) -> Callable[..., Any]:
-    """Return the callable behind an `OpOverload`, without the Python frame in between."""
+    """Return `plain_kernel_of(func)`; for `aten::_lazy_clone`, a function that also clones the memory of messages."""
     return _lazy_clone if func is torch.ops.aten._lazy_clone.default else plain_kernel_of(func)
 
 
 def plain_kernel_of(func: Any) -> Callable[..., Any]:
-    """Return PyTorch's own callable behind an `OpOverload`."""
+    """Return the callable that an `OpOverload` calls. Calling it directly saves a Python frame."""
     kernel: Callable[..., Any] = func._op
     return kernel
 
 
 def takes_numbers_for_tensors(packet: str) -> bool:
-    """Return True if PyTorch converts Python numbers to tensors for an op of that name without overload."""
+    """Return True if PyTorch converts Python numbers to tensors for the op `packet`, a name without overload."""
     return torch._C._should_allow_numbers_as_tensors(packet)
 
 

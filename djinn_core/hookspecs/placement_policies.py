@@ -26,7 +26,7 @@ class PlacementContext(ShortRepr):
     Attributes:
         resident: device id by value, for inputs that already are on a device; other inputs are uploaded to their
             placement. The entry for `RANDOM_STATE` is the device on which random ops must run.
-        copies: ids of the other devices that hold a copy of an input.
+        copies: ids of the other devices that hold a copy, by input value.
         pins: devices by patterns of module paths, from the setting `pins`.
         stream: the programs of this structure that are in flight.
         fetch: values that the client requests after the program.

@@ -26,7 +26,7 @@ class SchedulingContext(ShortRepr):
     Attributes:
         resident: device id by value, for inputs that already are on a device; other inputs must be uploaded.
         fetch: values that the client requests after the program.
-        copies: ids of the other devices that hold a copy of an input.
+        copies: ids of the other devices that hold a copy, by input value.
         memory_limits: the most bytes, inputs included, that the program may hold at once on a device, by device id.
             Devices without an entry have no limit.
         latency_target: seconds in which the program should complete; 0 for as soon as possible.

@@ -48,7 +48,7 @@ class TransportCapabilities:
 
 @attrs.frozen
 class LinkFacts:
-    """Measurements of the network under a connection by the operating system; 0 if unknown.
+    """The operating system's measurements of the network under a connection; 0 if unknown.
 
     Attributes:
         latency: round-trip time in seconds.

@@ -143,7 +143,7 @@ _CPU = torch.device("cpu")
 def call_arguments(
     form: Form, operands: Iterable[torch.Tensor], slots: Iterable[Slot], device: torch.device, cpu: torch.device = _CPU
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call of `form`. `device` replaces the executor's own device, and `cpu` its CPU."""
+    """Return positional and keyword arguments of a call of `form`. `device` and `cpu` are the executor's devices."""
     values, numbers = iter(operands), iter(slots)
 
     def value(argument: Argument) -> Any:

@@ -84,7 +84,7 @@ def colocation_of(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]
 
 
 def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) -> dict[int, str]:
-    """Return the device of each block with storages that already are on a device; the first device if several differ."""
+    """Return the device of each block with storages on a device. If they are on several devices, return the first."""
     homes: dict[int, str] = {}
     if RANDOM_STATE in resident:
         homes[blocks.leader(RANDOM_STATE)] = resident[RANDOM_STATE]

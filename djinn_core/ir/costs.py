@@ -71,7 +71,7 @@ class DeviceCapabilities:
             placement may put an op on a device that lacks the op or one of its dtypes.
         calibration: measurements of `djinn calibrate`; None if the device was not calibrated.
         group: its device groups, outermost first, such as `rack0/node3`; links may name groups.
-        queue: average seconds that a submission waited for its turn on the device, from the replies.
+        queue: average seconds for which submissions waited for a turn on the device.
     """
 
     id: str

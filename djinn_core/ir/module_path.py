@@ -26,8 +26,7 @@ class ForwardCalls:
     One thread appends, with increasing numbers. Any thread may read.
 
     Attributes:
-        dropped_calls: calls that were dropped from memory, for a timeline that reads them at its end. None if no
-            timeline is recorded.
+        dropped_calls: older calls, which only a timeline needs. None if `collect_dropped` was never called.
     """
 
     threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
@@ -142,7 +141,7 @@ def _module_of(link: ModuleCall) -> torch.nn.Module | None:
 
 
 def _forward_call_of(link: Any) -> ModuleCall | None:
-    """Return the call that made the autograd node. Threads number separately, so only a unique match counts."""
+    """Return the module call that made the autograd node of `link`; None if unknown, or if several threads match."""
     number, _, thread_calls = link
     if number >= _NO_NODE:
         return None

@@ -68,7 +68,7 @@ _PRODUCT_WEIGHTS = {
 
 
 def role_of(node: Node) -> str | None:
-    """Return the role of an op in a model, such as `backward`, by the name of the op."""
+    """Return the role of an op in a model, such as `backward` or `view`; None if the op has no listed role."""
     from djinn_core.ir.flow import is_view
 
     if is_backward(node):

@@ -31,8 +31,8 @@ class Rewrite:
         replicas: nodes that also run on a further device, with reasons. Only the second pass, after placement, may
             propose them. They write nothing, draw no random numbers, have no effect and read only the elements of
             their operands (`djinn_core.ir.replicas.repeatable(node)`).
-        by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the structure
-            are then planned for the device whose turn it is.
+        by_turn: True if the rewrite depends on `Stream.turn`, the device with the least work. The program then has one
+            plan per such device.
     """
 
     drop: frozenset[int] = attrs.field(default=frozenset(), validator=deep_iterable(instance_of(int), IS_SET))
@@ -95,7 +95,7 @@ class OptimizationPlan(ShortRepr):
 
     @property
     def by_turn(self) -> bool:
-        """True if an optimization makes a plan of its own for each device whose turn it can be."""
+        """True if an applied rewrite depends on `Stream.turn`: the program then has one plan per device."""
         return any(result.rewrite.by_turn for result in self.results if result.applied)
 
 

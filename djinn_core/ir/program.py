@@ -36,8 +36,8 @@ _signature_numbers = itertools.count(1)
 class Signature:
     """A form together with the class of each operand: rank, dtype, order of strides, which sizes are 0 or 1.
 
-    Calls of one signature differ in sizes and scalars only. Analysis is cached by signature. The client learns three
-    facts per signature.
+    Calls of one signature differ in sizes and scalars only. Analysis is cached by signature, and the
+    client stores here facts that it learns from replies.
 
     Attributes:
         layout_trusted: True if the predicted layouts of results were right.

@@ -82,7 +82,7 @@ class TensorMeta:
 
     @property
     def tensor_class(self) -> TensorClass:
-        """Class of this metadata, cached. Two classes are equal exactly when they are the same object."""
+        """The metadata without sizes and offset (`TensorClass`). Interned: equal classes are the same object."""
         tensor_class = self._class
         if tensor_class is None:
             tensor_class = _class_of(self)

@@ -22,7 +22,7 @@ class Draft:
     """The program that the stages plan now: the recorded program, or its rewrite by substitutions.
 
     Attributes:
-        request: what the plan depends on, with the inputs of `graph`.
+        request: devices, options, and the locations of the inputs of `graph`.
         optimizations: optimizations that may still run. Each substitutes at most once.
         profile: workload profile of `graph`, if it is known.
         known: facts of earlier programs, as in `annotate`.
@@ -85,7 +85,7 @@ class Draft:
 
 
 def without_substitutions(plan: OptimizationPlan, why: str) -> OptimizationPlan:
-    """Return `plan` without its substitutions, which could not be recorded. Their results have the reason."""
+    """Return `plan` without its substitutions, which could not be recorded. Its results say why (`why`)."""
     reason = (
         f"its substitution cannot be recorded: {why}" if why else "its substitution cannot be used for this program"
     )
@@ -102,7 +102,7 @@ def _without_substitutions(result: OptimizationResult, reason: str) -> Optimizat
 def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
     """Return the request for the rewritten program.
 
-    A value derived from weights keeps its recorded device, or gets the device of its first source.
+    A value of a recipe is on the devices that hold it already, or else on the device of its first resident weight.
     """
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:

@@ -63,7 +63,7 @@ class Request:
     Attributes:
         topology: devices and links.
         resident: device id by value, for inputs that already are on a device.
-        copies: ids of the other devices that hold a copy of an input.
+        copies: ids of the other devices that hold a copy, by input value.
         exact: True to exclude optimizations that may round differently.
         fetch: values that the client requests after the program.
         until: the last stage to run.

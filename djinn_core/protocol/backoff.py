@@ -16,7 +16,7 @@ class Backoff:
         self._next = first
 
     def pause(self) -> float:
-        """Return the pause before the next attempt in seconds. Each pause is longer than the previous one."""
+        """Return the pause before the next attempt in seconds: twice the previous pause, at most `longest`."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 

@@ -48,7 +48,7 @@ def write_connection_file(path: Path, content: ConnectionFile) -> None:
         replace_file(path, msgspec.json.format(msgspec.json.encode(content)) + b"\n")
     except OSError as error:
         raise ConfigurationError(
-            f"cannot write the connection file {path}: {error.strerror or error}. Choose another place with "
+            f"cannot write the connection file {path}: {error.strerror or error}. Choose another path with "
             "--connection-file PATH"
         ) from error
 

@@ -1,8 +1,8 @@
 """Executors that a program starts for itself: the interface between clients and the package djinn-server.
 
 A client imports one module of that package, `STARTER`, and nothing else. The module is not a plugin of the kind
-`executors`, because executors start before plugins are loaded. It starts the executors of all engines, whatever plugins
-are selected.
+`executors`, because executors start before plugins are loaded. The module starts the executors of all engines, whatever
+plugins are selected.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def djinn_version() -> str:
 def name_and_versions(distribution: importlib.metadata.Distribution) -> tuple[str, str, str]:
     """Return the name and version of a distribution, and the only version of Djinn that it accepts.
 
-    The last is empty if it accepts several.
+    The last item is empty if the distribution accepts several versions.
     """
     metadata = distribution.metadata
     pins = (pin[1] for one in metadata.get_all("Requires-Dist") or () if (pin := _PIN.fullmatch(one)))

@@ -30,7 +30,7 @@ def display_name(file: str) -> str:
 
 
 def preformatted(text: str, caption: str = "") -> str:
-    """Return text as HTML, as notebooks show output, with a small line above it."""
+    """Return text as HTML, as notebooks show output, below `caption` in a small font."""
     from html import escape  # for notebooks
 
     above = f'<div style="font-size:85%;opacity:.7">{escape(caption)}</div>' if caption else ""

@@ -42,10 +42,10 @@ else:
             raise OSError(str(error)) from error
 
     def allow_open_files() -> None:
-        """Raise this process's limit of open files to the maximum.
+        """Increase this process's limit of open files to the maximum.
 
         Raises:
-            OSError: the limit is at its maximum already.
+            OSError: a low limit cannot be increased.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft == hard:

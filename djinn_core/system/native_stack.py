@@ -21,9 +21,10 @@ class _Symbol(ctypes.Structure):
 
 
 def is_on_stack(library: bytes) -> bool:
-    """Return True if a library with `library` in its file name is on the C stack between the caller and the next Python code.
+    """Return True if the running Python code was called by C code of a library with `library` in its file name.
 
-    Return False if the platform cannot tell. No step of this function can lose an interrupt.
+    Only C functions up to the next outer Python code count. Return False if the platform cannot tell. A signal handler
+    may call this function, because it imports nothing.
     """
     if _entry is None:
         return False
@@ -45,7 +46,7 @@ def _addresses() -> list[int]:
 
 
 class _Calls:
-    """Record the C functions on the stack in three kinds of calls: by a filter, by an operator, and for a key."""
+    """Record the C stack when C calls Python in different ways: for a filter, an operator or a key."""
 
     def __init__(self) -> None:
         self.stacks: list[list[int]] = []
@@ -61,8 +62,8 @@ class _Calls:
 def _find_entry() -> int | None:
     """Return the C function through which C enters Python: the outermost function that different kinds of calls share.
 
-    It is measured, because the interpreter's functions have no names since Python 3.14, and compilers split and merge
-    them.
+    Return None if they share none. The function is measured, because the interpreter's functions have no names since
+    Python 3.14, and compilers split and merge them.
     """
     calls = _Calls()
     _ = [*filter(calls.look, (0,)), -calls, max((0,), key=calls.look)]

@@ -67,7 +67,7 @@ def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
     `seconds` is the maximum wait for another process that holds the lock, or None for no limit.
 
     Raises:
-        BlockingIOError: another process held the lock for longer.
+        BlockingIOError: another process held the lock for `seconds`.
         OSError: the file system does not support locks.
     """
     # Mode 0600, because any user who can open the file can hold the lock.

@@ -246,7 +246,7 @@ def set_buffer_sizes(sock: socket.socket, size: int) -> None:
 
 
 class PeerSilence:
-    """Time since the other machine has acknowledged any sent data.
+    """Time since the other machine last acknowledged sent data.
 
     Linux reports it. macOS reports the number of received packets, so this class remembers when the number last
     changed. A peer that does not read closes its window. macOS then probes the peer ever less often, so the peer never

@@ -76,7 +76,7 @@ def pack_inputs(positions: Sequence[int], handles: Sequence[int]) -> InputChange
 
 
 def apply_input_changes(before: list[int], changes: InputChanges) -> None:
-    """Apply the difference that `diff_inputs` found to `before`, in place.
+    """Apply the changes that `pack_inputs` encoded to `before`, in place.
 
     Raises:
         ProtocolError: the difference does not match the bindings.
@@ -106,7 +106,11 @@ def pack_slots(positions: Sequence[int], slots: Sequence[Slot]) -> SlotChanges:
 
 
 def apply_slot_changes(slots: list[Slot], changes: SlotChanges) -> None:
-    """Apply the changes that `diff_slots` returned to `slots`."""
+    """Apply the changes that `pack_slots` encoded to `slots`, in place.
+
+    Raises:
+        ProtocolError: a position is out of range.
+    """
     for slot, distances in changes:
         for position in accumulate(distances):
             if not 0 <= position < len(slots):

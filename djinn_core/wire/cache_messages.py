@@ -9,7 +9,7 @@ CacheAction = Literal["look", "pin", "unpin", "evict", "restore"]
 
 
 class CacheRequest(Message, frozen=True):
-    """Client to executor: apply `action` to the memory of these values, packed as in a submission.
+    """Client to executor: apply `action` to the memory of values. Their handles are packed as in a submission.
 
     Without values, the action applies to all KV caches of the session. `pin` restores evicted caches first. `evict`
     unpins them. A cache that a program derives from a pinned cache is pinned as well.

@@ -41,7 +41,7 @@ class AckFlags(enum.IntFlag):
     RETRANSMIT = 2
     """Retransmit frames that were not received."""
     ACK_REPLY = 4
-    """The reply to a request: everything that was sent before it was received or lost."""
+    """The reply to a request: all frames that were sent before the request have been received or lost."""
 
 
 _REPLY_BIT: Final = int(AckFlags.ACK_REPLY)
@@ -63,7 +63,7 @@ class Prefix(msgspec.Struct, frozen=True):
     Attributes:
         number: number of this frame. A note has the number of the last frame that was sent before it.
         received: number of frames that were received from the other end.
-        wish: the flags of a note.
+        wish: what a note requests; `NOTHING` for other frames.
         asked: number of the note that a reply answers, because several notes may be in flight.
     """
 
@@ -141,10 +141,10 @@ class Outbox:
         A large body is borrowed until `copy_borrowed`.
 
         Raises:
-            ProtocolError: the other end acknowledges nothing.
+            ProtocolError: `KEPT_LIMIT` frames are unacknowledged.
         """
         if len(self._kept) >= KEPT_LIMIT:
-            raise ProtocolError(f"the peer has not received one of {KEPT_LIMIT:,} frames")
+            raise ProtocolError(f"the peer has acknowledged none of the last {KEPT_LIMIT:,} frames")
         self._sent += 1
         if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
             return self.sent

@@ -152,7 +152,7 @@ def _check_lengths(lengths: Iterable[int], body: int) -> None:
 
 
 def weight(frame: Frame) -> int:
-    """Return the bytes of a frame's parts."""
+    """Return the bytes of a frame's head and body."""
     return len(frame.head) + sum(memoryview(buffer).nbytes for buffer in frame.body)
 
 

@@ -276,8 +276,7 @@ class Submit(Message, frozen=True):
         describe: handles of values whose metadata to return.
         claims: predicted layouts that the executor has not yet confirmed.
         synchronize: reply only when the device has finished.
-        refused: reason why the client cannot send the program. Its results and written values (`first`) become
-            poison.
+        refused: reason why the client cannot send the program. Its results and `first.written` become poison.
         trace: the client's span, the parent of the executor's span. Empty without tracing.
     """
 
@@ -298,7 +297,7 @@ class Submit(Message, frozen=True):
 
 
 class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
-    """A tensor whose bytes are the next buffer of the body. Shape and stride in elements, offset 0."""
+    """A tensor whose bytes are the next buffer of the body. Shape and stride are in elements. The offset is 0."""
 
     dtype: Identifier
     shape: Dimensions
@@ -592,7 +591,7 @@ class Status(Message, frozen=True):
     """Reply to `StatusRequest`. A client with several servers chooses by `load` and `recent`.
 
     Attributes:
-        load: load of the least loaded device by all tenants.
+        load: load of the least loaded device, by all tenants together.
         recent: sessions that began on this device in the last minute.
         assignment: the policy that assigns sessions to executors.
         events: the latest events that the requester may see, newest last.

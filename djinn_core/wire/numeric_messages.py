@@ -21,8 +21,8 @@ class NumericSettings(Message, frozen=True):
         deterministic: as in `torch.use_deterministic_algorithms`.
         warn_only: as in `torch.use_deterministic_algorithms`.
         fill_uninitialized: `torch.utils.deterministic.fill_uninitialized_memory`.
-        float32: `PRECISIONS` precisions, which `torch.set_float32_matmul_precision` and the switches called
-            `allow_tf32` and `fp32_precision` set.
+        float32: the `PRECISIONS` precisions of float32 ops, which `torch.set_float32_matmul_precision`, `allow_tf32` and
+            `fp32_precision` set.
         exact: Djinn's setting. If False, the executor may compute ops of several sessions together, whose results
             differ in rounding.
     """

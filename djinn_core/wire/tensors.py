@@ -172,7 +172,7 @@ def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 def _extent_if_filled(tensor: torch.Tensor) -> int | None:
-    """Return the tensor's extent in elements, or None if the extent has elements of other tensors. Dimensions of stride 0 count once."""
+    """Return the tensor's extent in elements, or None if it has gaps or overlaps. Dimensions of stride 0 count once."""
     if tensor.is_contiguous():
         return tensor.numel()
     dimensions = zip(tensor.shape, tensor.stride(), strict=True)

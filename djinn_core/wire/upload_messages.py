@@ -11,10 +11,10 @@ from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Nam
 class UploadPart(Message, frozen=True):
     """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) creates the value.
 
-    Shape, stride and offset are in elements.
-
     Attributes:
+        shape: in elements, as is `stride`.
         size: size of the storage in bytes.
+        start: byte of the storage at which this part begins.
         length: with a `compression`, the bytes of the decompressed buffer.
     """
 

@@ -23,8 +23,8 @@ djinn_api_version = "2.0"
 class SingleDevice(PlacementPolicy):
     """Placement policy that runs everything on one device.
 
-    Devices without spilling come first, then the device with most bytes of the inputs. Without inputs, the first device
-    that fits is chosen.
+    Devices that need not spill are preferred; among these, the device that holds most bytes of the inputs; among equal
+    devices, the first.
     """
 
     name = "single"

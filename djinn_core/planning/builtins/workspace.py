@@ -30,9 +30,9 @@ def workspace_of(graph: Graph, node: Node) -> int:
 
 
 def _convolution(graph: Graph, node: Node) -> int:
-    """Return the bytes of operands that convolution kernels copy into their rank layout.
+    """Return the bytes of the copies that a convolution makes of its operands, in the layout of its kernel.
 
-    Transposed convolutions copy the result as well.
+    A transposed convolution copies its result as well.
     """
     copies = _operand_bytes(graph, node)
     if not (arguments(node).get("transposed") or "transpose" in node.operation):
@@ -41,9 +41,9 @@ def _convolution(graph: Graph, node: Node) -> int:
 
 
 def _convolution_backward(graph: Graph, node: Node) -> int:
-    """Return the forward workspace plus the gradient of the weight in channel blocks.
+    """Return the bytes of copied operands, and of the weight's gradient.
 
-    Depthwise weights fill a block only in part.
+    The gradient's channels are padded to a multiple of `_CHANNELS`, in each group.
     """
     copies = _operand_bytes(graph, node)
     if len(node.inputs) < 3:
@@ -65,15 +65,15 @@ def _batch_norm_backward(graph: Graph, node: Node) -> int:
 
 
 def _sort(graph: Graph, node: Node) -> int:
-    """Return the bytes of a copy of the keys and of the indices."""
+    """Return the bytes of a second buffer for the keys and their indices."""
     meta = graph.meta(node.inputs[0])
     return meta.numel * (meta.dtype.itemsize + _INDEX)
 
 
 def _index(graph: Graph, node: Node) -> int:
-    """Return the bytes of the indices that masks select, if all elements are selected.
+    """Return the bytes of the indices into which masks are converted, as if they select all elements.
 
-    Each dimension of a mask has an index.
+    An element has one index per dimension of its mask.
     """
     masks = [meta for meta in map(graph.meta, node.inputs[1:]) if meta.dtype in (torch.bool, torch.uint8)]
     return sum(_INDEX * len(mask.shape) * mask.numel for mask in masks)
@@ -107,7 +107,7 @@ def _is_one_batch(meta: TensorMeta, batch: tuple[int, ...]) -> bool:
 
 
 def _attention(graph: Graph, node: Node) -> int:
-    """Return the bytes of one score block and of boolean masks in the query's dtype.
+    """Return the bytes of one block of scores, and of boolean masks converted to the query's dtype.
 
     An op with dropout needs three full score matrices.
     """
@@ -119,7 +119,7 @@ def _attention(graph: Graph, node: Node) -> int:
 
 
 def _attention_backward(graph: Graph, node: Node) -> int:
-    """Return the bytes of a copy of the queries' gradient and of two blocks of scores."""
+    """Return the bytes of two blocks of scores, and of a copy of the queries' gradient."""
     query, key = (graph.meta(v) for v in node.inputs[1:3])
     return query.nbytes + 2 * _attention_block(query.shape, key.shape)
 

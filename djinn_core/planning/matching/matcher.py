@@ -30,7 +30,7 @@ class Matcher(Pattern):
     tolerates_growth: bool = False
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return the first match that ends in each of `candidates`, if any."""
+        """Yield the first match that ends in each of `candidates`. Candidates without a match are skipped."""
         for node in candidates:
             match = self.find(graph, node)
             if match is not None:

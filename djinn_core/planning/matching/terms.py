@@ -267,7 +267,7 @@ def _may_end(term: Term, node: Node) -> bool:
 
 
 def _end_of(graph: Graph, term: Term, source: int) -> int:
-    """Return the source where `term` ends: the first op backwards from `source` that the term names, views included."""
+    """Return `source`, or an earlier source behind pass-through ops, at which `term` may end."""
     flow, ends = graph.flow, term.ends
     while ends is not None and source >= 0 and flow.pass_through[source] and graph.nodes[source].operation not in ends:
         source = next(iter(flow.sources[source]), -1)

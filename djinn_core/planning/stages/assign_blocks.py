@@ -15,8 +15,8 @@ _STAYS = "what it writes is there"
 class BlockHomes:
     """Devices of values while a placement is built. A value's device is called its home.
 
-    Values that must be on one device have one home together: they share memory, or one op creates both. The first
-    device that such a value gets is their home. Inputs that already are on a device stay there.
+    Values that share memory, or that one op creates, share a home: the first device that any of them gets. Inputs that
+    already are on a device stay there.
     """
 
     def __init__(self, context: PlacementContext) -> None:

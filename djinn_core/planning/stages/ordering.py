@@ -141,7 +141,7 @@ class _DeviceQueue:
     ready: list[tuple[Any, int]] = attrs.field(factory=list)
 
     def pop_next(self, key: Callable[[int], Any]) -> int:
-        """Remove and return the next node, or -1. The clock advances to its start."""
+        """Remove and return the next node; -1 if no node is pending. Advance the clock to the node's start."""
         if not self.ready and self.arriving:
             self.clock = max(self.clock, self.arriving[0][0])
         while self.arriving and self.arriving[0][0] <= self.clock:

@@ -70,12 +70,13 @@ class _Attempts:
     def try_policy(self, policy: PlacementPolicy, instead: str) -> Placement | None:
         """Return a policy's placement on all devices, or on the devices whose memory it did not exceed.
 
-        Return None if nothing fits.
+        Return None if nothing fits, or if the policy fails or breaks a rule.
 
-        `instead` is the consequence of a failure for the warning. It is empty for built-in policies.
+        `instead`: consequence of a failure, as text for a warning; empty for a fallback, which causes no warning.
 
         Raises:
             DoesNotFit: nothing fits with the user's pins.
+            Exception: a fallback raised it, and it is not an `InvalidStage`.
         """
         devices = self.context.topology.devices
         bound = bound_nodes(self.context.graph, self.context.plan.nodes)

@@ -66,7 +66,7 @@ def unreceived_bytes(context: SchedulingContext, steps: Steps, host_devices: fro
 def _pending_transfers(steps: Steps, host_devices: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
     """Yield (device, earliest step, receiving step, value) for each transfer to one of `host_devices`.
 
-    The transfer may arrive before the earliest step. Steps are numbers.
+    Steps are positions. The transfer may arrive as soon as the steps before the earliest step have ended.
     Each device has a vector clock: the number of steps that each receiver must have completed.
     """
     clocks: dict[str, dict[str, int]] = {device: {} for device in steps}

@@ -354,7 +354,7 @@ def _bytes(there: int | None) -> float:
 
 
 def _excess(short: Sequence[Shortage]) -> tuple[int, int]:
-    """Return a measure of how far a placement is from fitting: devices that lack an op or a dtype, then bytes."""
+    """Return the number of devices that lack an op or a dtype, and the missing bytes, to compare placements."""
     return sum(not s.excess for s in short), sum(s.excess for s in short)
 
 

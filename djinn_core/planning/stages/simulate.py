@@ -237,7 +237,7 @@ class Memory:
         self.peak[device] = max(self.peak[device], self.now[device] + nbytes)
 
     def free(self, device: str, value: int) -> None:
-        """Free `value` on `device`, and its storage with its last view."""
+        """Free `value` on `device`. Free its storage if no other value uses it."""
         key = self._key(device, value)
         values = self._values.get(key)
         if values is None:

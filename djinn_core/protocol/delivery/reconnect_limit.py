@@ -12,7 +12,7 @@ BREAKS_LIMIT: Final = 10  # limit of consecutive connections that break before a
 class ReconnectLimit:
     """Count consecutive connections that broke without progress.
 
-    After `BREAKS_LIMIT` breaks, the sent frames count as the cause.
+    After more than `BREAKS_LIMIT` breaks, the retransmitted frames count as the cause.
     """
 
     def __init__(self, progress: Hashable = 0) -> None:

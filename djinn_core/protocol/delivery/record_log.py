@@ -99,7 +99,7 @@ class RecordWriter:
     """
 
     def __init__(self, file: int, size: int, limit: float = math.inf) -> None:
-        """Start after `size`, the offset of the first record.
+        """Append from the file offset `size` on, at which the last complete record ends.
 
         `limit` is the maximum size of the file in bytes. It is checked before a record is written.
         """

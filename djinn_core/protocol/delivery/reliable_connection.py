@@ -189,7 +189,7 @@ class ReliableConnection(ReconnectingConnection):
         inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
 
     def _send_note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
-        """Send an acknowledgement, unless another thread is sending: its frame carries the acknowledgement."""
+        """Send a note (`Prefix`). If another thread is sending a frame, do nothing: the frame acknowledges, too."""
         if self._send_lock.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
@@ -265,7 +265,7 @@ class ReliableConnection(ReconnectingConnection):
             self._read_lock.release()
 
     def _raise_disconnected(self, error: TimeoutError) -> None:
-        """Raise `error` if it means that this end should not wait for a new connection."""
+        """Raise `error` if this end should not wait for a new connection. By default, it waits."""
 
     def _poll_seconds(self, deadline: float | None) -> float | None:
         """Return the seconds until `deadline` or the next probe, whichever comes first."""

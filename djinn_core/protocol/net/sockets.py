@@ -347,7 +347,7 @@ class AcceptedConnection(SocketConnection):
     """A server's connection. Frames sent before `close` are not lost."""
 
     def close(self) -> None:
-        """Close the connection. Before, discard incoming bytes for at most a second.
+        """Discard incoming bytes for at most a second, then close the connection.
 
         If a socket is closed while bytes arrive, the kernel resets the connection. The other end would lose bytes in
         flight, above all the reason for the close.

@@ -59,7 +59,7 @@ class StripingConnection(StreamConnection):
     @property
     @abstractmethod
     def unsent(self) -> bool:
-        """True if some bytes that `push` accepted are not on the wire yet. `push` without data continues."""
+        """True if some bytes that `push` accepted are not on the wire yet. Call `push` without buffers to send them."""
 
     @property
     @abstractmethod
@@ -83,10 +83,10 @@ class StripingConnection(StreamConnection):
         """Once `MANY_BYTES` of large buffers were sent or received, open parallel connections for further large buffers.
 
         Args:
-            number: number of connections; 0: four to another machine, one on this machine. If it is 1, no connection
-                is connections.
+            number: number of parallel connections; 0: four to another machine, one on this machine. If it is 1, none is
+                opened.
             dial: opens a connection of a group, given the name of the group.
-            on_start: called before the connections are connections.
+            on_start: called before the parallel connections are opened.
         """
         number = number or (1 if self.local else PARALLEL_CONNECTIONS)
         if number > 1:

@@ -36,7 +36,7 @@ class PeerMonitor:
         return connection in self._connections
 
     def watch(self, connection: WatchedConnection) -> None:
-        """Watch another connection."""
+        """Watch `connection`, too."""
         with self._lock:
             self._connections.add(connection)
             if self._thread is None or not self._thread.is_alive():

@@ -34,9 +34,9 @@ class CertificateRenewal:
     """Reload the certificate of a TLS context when its files change, while the context is referenced."""
 
     def __init__(self, context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
-        """Watch `files`. `load`: loads the certificate into the context.
+        """Watch `files`. `load` loads the certificate into the context that it gets.
 
-        It must not hold a reference to the context.
+        `load` must not hold a reference to `context`.
         """
         self._context = weakref.ref(context)
         self._files = files

@@ -125,7 +125,7 @@ class TlsSocket:
             self._read_records(flags)
 
     def _take_records(self, view: memoryview) -> int | None:
-        """Read one record of up to 16 KiB, as OpenSSL returns them. Return 0 at the end, None if nothing has arrived."""
+        """Read arrived bytes into `view`. Return their number, 0 at the end, or None if nothing has arrived."""
         size, nbytes = len(view), 0
         try:
             while nbytes < size and (not nbytes or self.has_buffered):

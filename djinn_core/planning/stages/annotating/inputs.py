@@ -128,9 +128,9 @@ def _set_input_kinds(
 
 
 def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield layers that read images patch by patch, each with its data.
+    """Yield (layer, input) for layers that read images as patches: one row per patch.
 
-    Another input has the image's height and width.
+    A further input has the height and width of each image.
     """
     metas = [(v, graph.meta(v)) for v in graph.inputs if v not in weights]
     sides = {
@@ -196,9 +196,9 @@ def _indices(node: Node) -> int:
 
 
 def looks_up_tokens(graph: Graph, node: Node) -> bool:
-    """Return True if the indices are data, False if they are positions.
+    """Return True if an embedding looks up tokens, not positions.
 
-    Positions are counted by the program, or are one index for each row.
+    Positions come from an op that counts, or their table is not much longer than the indices.
     """
     if len(node.inputs) < 2:
         return False

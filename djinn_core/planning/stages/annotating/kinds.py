@@ -36,7 +36,7 @@ class DataKinds:
         return frozenset(kind for kind, flag in OF_KIND.items() if bits & flag)
 
     def meet(self, sources: Sequence[int]) -> bool:
-        """Return True if several kinds of data reach these sources in total, but at most one kind each of them."""
+        """Return True if several kinds of data reach these sources in total, and none of them is reached by several."""
         all_bits = 0
         for source in sources:
             bits = self._bits(source)

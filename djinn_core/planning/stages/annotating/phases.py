@@ -48,7 +48,11 @@ def image_decoder_start(graph: Graph) -> int:
 
 
 def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
-    """Return a smallest layer that another convolution reads directly, or else the narrowest layer."""
+    """Return the layer that computes the latent, with the fewest elements per sample.
+
+    Candidates are the convolutions with the smallest images that another convolution reads directly. Without such
+    convolutions, all with the smallest images are candidates, and linear layers after them.
+    """
     smallest = min(sizes)
     narrow = [i for i, size in enumerate(sizes) if size == smallest]
     last = nodes[narrow[-1] + 1].id if narrow[-1] + 1 < len(nodes) else len(graph.nodes)

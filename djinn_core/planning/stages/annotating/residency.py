@@ -66,10 +66,9 @@ def _written_by_optimizer(graph: Graph, training: TrainingParts) -> set[int]:
 def residency_of_gradients(
     graph: Graph, residency: Mapping[int, DataResidency], training: TrainingParts
 ) -> dict[int, DataResidency]:
-    """Return the residency of gradients in the shape of a weight, and of the first optimizer state.
+    """Return the residency of gradients in the shape of a weight, and of optimizer state that the program creates.
 
-    Values that share memory with them are included. The optimizer creates its state: copies of gradients, or buffers
-    that it fills.
+    New state is a copy of a gradient, or a buffer that the optimizer fills. Views of these values are included.
     """
     input_storages = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}

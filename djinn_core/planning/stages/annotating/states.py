@@ -40,9 +40,10 @@ class States:
     generates: bool = False
 
     def phase(self, tokens: int, attention: bool) -> ExecutionPhase | None:
-        """Return the phase of a program that processes `tokens` tokens at once: decode if states existed before it.
+        """Return decode, prefill, or None if neither is evident.
 
-        If the program has attention, filled new buffers are no evidence: blockwise attention fills buffers too.
+        Decode: states existed before, and the program adds one token or fewer tokens than a state has. Prefill: other
+        uses of states. With `attention`, new buffers are no evidence, because blockwise attention fills buffers too.
         """
         if self.before and (tokens <= 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE

@@ -34,8 +34,8 @@ _FLAT = 3  # dimensions of the weight of a one-dimensional convolution
 def measurement_patch_layer(graph: Graph, inputs: Inputs) -> int | None:
     """Return the id of a linear layer that reads float inputs, stacked or cut into patches; None if no layer does.
 
-    Such inputs are measurements, which have fewer dimensions than the layer reads. Hidden states of an earlier program
-    have as many.
+    Such inputs are measurements: they have fewer dimensions than the layer's operand. Hidden states of an earlier
+    program have equally many.
     """
     for operation in ("linear", "addmm"):
         for i in graph.by_op.get(operation, ()):
@@ -192,14 +192,14 @@ def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
     step = time_embedding(evidence.graph)
     if step is not None and Modality.TEXT not in evidence.kinds:
         yield Judgement(
-            WorkloadType.DIFFUSION, 0.97, f"waves of one number for each sample go through layers, from node {step} on"
+            WorkloadType.DIFFUSION, 0.97, f"layers read sinusoids of one number per sample, from node {step} on"
         )
 
 
 def time_embedding(graph: Graph) -> int | None:
     """Return the id of the node at which a diffusion timestep becomes sinusoids, or None.
 
-    Layers make one vector per sample of the sinusoids.
+    Two layers convert the sinusoids to one vector per sample.
     """
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
