@@ -145,7 +145,11 @@ class HttpConnection(StreamConnection):
         return True
 
     def _settle(self, exchange: HttpExchange) -> bool:
-        """Wait for the response to the last request on `exchange`. Return True if it succeeded."""
+        """Wait for the response to the last request on `exchange`. Return False if an interrupt is pending first.
+
+        Raises:
+            TransportError: the response is an error.
+        """
         while not exchange.read(time.monotonic() + LOOK_SECONDS):
             if interrupt_mask.pending:
                 return False
@@ -242,7 +246,10 @@ class HttpConnection(StreamConnection):
             self._ask()
 
     def _ask_again(self, error: OSError) -> None:
-        """Repeat a `receive` request whose connection broke. Raise `error` if the response had begun or attempts failed."""
+        """Repeat a `receive` request whose connection broke.
+
+        Raise `error` if the response had begun, this connection was closed, or too many attempts failed.
+        """
         response = self._receive.response
         self._failures += 1
         begun = response is not None and response.begun

@@ -183,11 +183,11 @@ class HttpListener(Listener):
             task.add_done_callback(self._tasks.discard)
 
     def _entered(self, connection: CountingTransport) -> None:
-        """Record a new TCP connection. If too many have no token, close the oldest of them."""
+        """Record a new TCP connection. If too many connections are unauthenticated, close the oldest of them."""
         self._connections[connection] = None
         unauthenticated = [connection for connection in self._connections if not connection.pace.trusted]
         if len(unauthenticated) > _MOST_UNAUTHENTICATED:
-            log.warning("too many connections have sent no request, closing the oldest", url=self.url)
+            log.warning("too many connections are unauthenticated, closing the oldest of them", url=self.url)
             self._left(unauthenticated[0])
             unauthenticated[0].abort()
 
@@ -230,7 +230,7 @@ class HttpListener(Listener):
     async def _sweep(self) -> None:
         """Periodically drop ended channels, end expired channels, and keep upgraded connections open through proxies.
 
-        Return when the listener is closed and all channels are gone.
+        Return when the listener is closed, and all channels and upgraded connections have ended.
         """
         while self._channels or self._upgraded or not self._closing.is_set():
             await asyncio.sleep(_SWEEP_SECONDS)

@@ -112,7 +112,7 @@ class PipedHandle(ExecutorHandle):
 
     @property
     def ended(self) -> bool:
-        """Return True if the command has ended, as `ExecutorHandle.ended` does."""
+        """Return True if the executor or the command has ended, as `ExecutorHandle.ended` does."""
         return self._end_of_executor.done()
 
     def end(self) -> None:

@@ -51,7 +51,7 @@ class ElasticExecutors:
     peer_reconnection: PeerReconnection
 
     def join(self, numbers: Sequence[int]) -> None:
-        """Include executors that have joined the session in plans, and measure their links.
+        """Let plans use executors that have joined the session, and measure their links.
 
         `numbers`: numbers of the new executors.
 
@@ -107,7 +107,8 @@ class ElasticExecutors:
         """Move the values of executors to the staying executors, then remove the executors with these numbers.
 
         Raises:
-            UnsupportedOperation: an executor holds a value that cannot move. Nothing has changed.
+            UnsupportedOperation: an executor holds a value that cannot move, or does not report its pinned caches.
+                Nothing has changed.
             DoesNotFit: the staying executors have too little memory. Nothing has changed, except if pinned KV caches do
                 not fit. Then all values have moved, and the KV caches are unpinned.
             SessionLost: an executor was lost, and its values with it.

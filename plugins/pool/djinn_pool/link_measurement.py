@@ -34,8 +34,8 @@ def topology() -> NetworkTopology:
     """Return the session's devices, their links, and the average queueing time of submissions (`queue`, in seconds).
 
     If no session is open, one is opened. Links between devices have the speeds that plans use now. Links to this process
-    are measured at the first call, with empty submissions and at most 4 MiB each way. On a link slower than 1 MB/s, this
-    takes seconds.
+    are measured at the first call in a session, with empty submissions and at most 4 MiB each way. On a link slower than
+    1 MB/s, this takes seconds.
 
     Raises:
         DjinnError: no device can be reached, or the session was lost.

@@ -78,8 +78,8 @@ class ProgramFamily:
     def clock(self) -> Callable[[float], None] | None:
         """Return a function that records the seconds of the latest program in the trial.
 
-        Return None if there is no trial, or if the time would not be representative: the executor did not know the template,
-        or pending programs share the executors.
+        Return None if there is no trial, its verdict is final, or the time would not be representative: an executor did not
+        know the template, or pending programs share the executors.
         """
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.trial is None or plan is None or self.is_new or plan.proposed is not None:
@@ -101,7 +101,8 @@ class LoadBalancer:
     def propose(self, family: ProgramFamily) -> int | None:
         """Return the least loaded executor as a proposal for the next program of the family.
 
-        Return None if no program of the family is pending, or if fewer than two executors can be proposed.
+        Return None if the policy ignores proposals, no program of the family is pending, or fewer than two executors can be
+        proposed.
         """
         if not family.is_balanced or not family.under_way:
             return None

@@ -205,7 +205,7 @@ def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
     """Attach each free to the executor's next part, because a separate message takes longer than a small op.
 
     The part frees the values before it runs. A free remains a separate step before an upload, which may need the memory,
-    before the arrival of the same memory, and after the last part.
+    before a value of a freed storage arrives, and after the last part.
     """
     merged_steps: list[PoolStep] = []
     waiting: dict[int, list[int]] = {}

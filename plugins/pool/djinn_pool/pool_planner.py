@@ -111,7 +111,7 @@ class PoolPlanner:
         return family[0], tuple(values.tolist())
 
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
-        """Set the functions that the planner calls: `run` submits a plan that derives values, `free` frees copies of values."""
+        """Set functions, and forget derived values. `run` submits a plan that derives values, `free` frees copies of values."""
         self._free = free
         self.derived = PooledDerivedValues(self.devices, self._locations, run)
 

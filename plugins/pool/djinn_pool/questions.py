@@ -26,8 +26,8 @@ def ask(
 ) -> M:
     """Send a request to executors and merge their replies, as `Sink.ask`.
 
-    Requests about caches, statistics, and stored weights go to several executors, all others to the first executor of the
-    device index `device`.
+    A request to save weights goes to an executor that has all tensors. Requests about caches and statistics, and requests
+    to open weights, go to several executors. All others go to the first executor of the device index `device`.
 
     Raises:
         UnsupportedOperation: no single executor has all tensors to save.

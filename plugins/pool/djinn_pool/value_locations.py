@@ -37,7 +37,7 @@ class ValueLocations:
         return homes, tuple(map(self.copies, values)) if self._copies else ()
 
     def copies(self, value: int) -> frozenset[int] | None:
-        """Return the executors that hold a copy of a value, or None if no copy of its storage exists."""
+        """Return the executors that hold a copy of a value, or None if it has no copies."""
         alike = self._copies.get(storage_of(value))
         return alike.get(value) if alike is not None else None
 
@@ -96,7 +96,7 @@ class ValueLocations:
         self._keep(value, (self.copies(value) or frozenset()) - {executor})
 
     def end_copies(self, values: Iterable[int]) -> list[tuple[int, int]]:
-        """Forget all copies of written storages. Return the outdated copies as pairs of value and executor."""
+        """Forget all copies of the storages of `values`. Return these copies as pairs of value and executor."""
         ended_copies: list[tuple[int, int]] = []
         for storage in storages_of(values) if self._copies else ():
             copies = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]

@@ -62,7 +62,8 @@ class RayHandle(ExecutorHandle):
         """Wait until Ray has started the actor, at most for the setting `pending_seconds`.
 
         Raises:
-            StartupError: the cluster has too few resources or does not answer, or a node has another version of Djinn.
+            StartupError: the cluster has too few resources or does not answer, the actor cannot be created, or a node has
+                another version of Djinn.
         """
         began, last_notice = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings

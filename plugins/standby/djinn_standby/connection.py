@@ -235,10 +235,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._end(f"{error}; no standby server can continue the session: {'; '.join(errors)}")
 
     def _check_compatible(self, attached: Attached) -> None:
-        """Check that an executor of a standby server computes the same results as the session's first executor.
+        """Check that an executor of a standby server can replay the session of the first executor (`_incompatibility`).
 
         Raises:
-            TransportError: it does not.
+            TransportError: it cannot.
         """
         if reason := _incompatibility(self._first, attached):
             raise TransportError(reason)
@@ -288,7 +288,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         """Do nothing, because a resumed connection to one server changes nothing for the session."""
 
     def expire(self) -> None:
-        """End the session, as `ReliableConnection.expire` does. No standby server continues it."""
+        """Forbid reconnection, as `ClientChannel.expire` does. No standby server continues the session."""
         self._expired = True
         self._inner.expire()
 

@@ -231,7 +231,7 @@ class FailoverLog:
         self.replies.clear()
 
     def record_received(self, frame: Frame) -> bool:
-        """Log a received frame. Return True for a reply, False for a part of a snapshot."""
+        """Log a received frame. Return False for a part of a snapshot, True for all other frames."""
         if self.requested_snapshot is not None and self._receive_snapshot(frame, self.requested_snapshot):
             return False
         if self.sent is not None:

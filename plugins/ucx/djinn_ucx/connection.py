@@ -189,7 +189,7 @@ class UcxConnection(Connection):
     # --- receiving ------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | None = None) -> Frame:
-        """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
+        """Return the next frame, as `Connection.receive`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._receive_lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"{self.peer}: another thread has been receiving for more than {timeout} s")

@@ -174,6 +174,7 @@ def list_jobs(record: Record, job: str = "") -> list[Job]:
     """Return the jobs on the server's machine whose names begin with `job`. By default, return all.
 
     Raises:
+        StartupError: the remote script failed.
         TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
@@ -185,6 +186,7 @@ def find_job(record: Record, job: str) -> Job:
 
     Raises:
         ConfigurationError: no job matches, or several match.
+        StartupError: the remote script failed.
         TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
@@ -199,6 +201,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
 
     Raises:
         ConfigurationError: the job does not exist.
+        StartupError: the remote script failed.
         TransportError: the connection failed, or broke without `follow`.
     """
     job = find_job(record, job).id
@@ -235,6 +238,7 @@ def stop_job(record: Record, job: str) -> Job:
 
     Raises:
         ConfigurationError: the job does not exist.
+        StartupError: the remote script failed.
         TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
@@ -249,7 +253,7 @@ def remove_job(record: Record, job: str) -> None:
 
     Raises:
         ConfigurationError: the job does not exist.
-        StartupError: the job is running.
+        StartupError: the job is running, or the remote script failed.
         TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
@@ -275,7 +279,7 @@ class FetchedFiles:
 def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
     """Copy a file or folder of a job into a local folder.
 
-    Only files below `into / path` are written, even if the remote machine sends other names.
+    Only `into / path` and files below it are written, even if the remote machine sends other names.
 
     Args:
         record: the server.

@@ -91,7 +91,7 @@ def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
 
 
 def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str, bool]]:
-    """Yield each file and each folder that is excluded as a whole, as (relative path, name, is excluded by `.gitignore`).
+    """Yield each file, and each folder that is excluded as a whole, as (relative path, name, is excluded).
 
     `chosen`: patterns of the user. A folder that may contain matching paths is not excluded as a whole.
     """

@@ -351,7 +351,7 @@ class Fit:
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
     def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
-        """Yield the suggestion of 2, 4 or 8 executors: the smallest number on which the divided step fits.
+        """Yield the suggestion of 2, 4 or 8 executors: the smallest number on which the divided step fits, or else 8.
 
         The plan assumes that each has as much free memory as the executor with the most.
         """

@@ -90,7 +90,7 @@ class BuiltModel:
             passes: number of calls to capture. Values that one call keeps are inputs of the next call.
 
         Raises:
-            ConfigurationError: a call of the model fails, or its inputs are unknown.
+            ConfigurationError: a call of the model fails or depends on computed values, or its inputs are unknown.
         """
         model = self._prepared(step)
         inputs = self.own_inputs or ((), _inputs_for(model, step, self.mend))
@@ -238,7 +238,7 @@ def _loss(output: Any) -> torch.Tensor:
 
 
 def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
-    """Return the program `prompt`, which reads the prompt, and `decode`, which decodes one token after prompt and new tokens."""
+    """Return the program `prompt`, which reads the prompt, and `decode`, which decodes the last of the new tokens."""
     takes = inspect.signature(model.forward).parameters
     # As `generate()` calls it: only the last position is requested.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})

@@ -52,7 +52,7 @@ class RecordedCall:
 def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, RecordedCall | None]:
     """Call `function` with `inputs`. Return its result (a sequence) and a recording of the call.
 
-    The recording is None if the function waited for a result, or wrote to a tensor that it neither got nor created.
+    The recording is None if the call cannot be repeated, for example because the function waited for a result.
     """
     recorder = current()
     entries = SentEntries()

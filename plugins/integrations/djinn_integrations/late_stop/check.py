@@ -72,7 +72,9 @@ class LateStopCheck:
         self._failed = False
 
     def __call__(self, unfinished_sequences: torch.Tensor, tokens: torch.Tensor, length: int) -> bool:
-        """Send the check of this step. Return True if a reply shows that the sequences were finished some steps ago.
+        """Send the check of this step. Return True to end the loop.
+
+        The loop ends at `max_length`, or if a reply shows that the sequences were finished some steps ago.
 
         Args:
             unfinished_sequences: 1 for each sequence that is not finished, otherwise 0.

@@ -160,7 +160,7 @@ def _on_stack(generation: _Generation, draws: bool) -> Iterator[None]:
 
 def _with_late_check(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
-        """A class whose call returns transformers' own check, or a late check if the sequences are remote."""
+        """A class whose call returns a late check if the running call allows it, or else transformers' own check."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             generation = _running.innermost

@@ -297,7 +297,7 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
         metadata: metadata of the file.
 
     Raises:
-        WeightsUnavailable: the server may not or cannot write to the address.
+        WeightsUnavailable: the server may not or cannot write to the address, or there are too many or too long names.
         ConfigurationError: no tensor is on a remote device, or tensors are on several remote devices.
         UnsupportedOperation: a tensor's subclass contains several tensors.
         OutOfMemoryError: the tensors are on several executors of a pool, and do not fit on one.

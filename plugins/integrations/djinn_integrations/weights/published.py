@@ -58,9 +58,9 @@ def publish(
         Bytes of the file on the server's disk.
 
     Raises:
-        WeightsUnavailable: the name or the ttl is invalid, or the tenant has reached its quota.
-        ConfigurationError: a value is not a tensor, no tensor is on a remote device, or tensors are on several
-            devices.
+        WeightsUnavailable: the server refuses the name or the ttl, or the tenant has reached its quota.
+        ConfigurationError: `ttl` is not above 0, a value is not a tensor, a tensor's name is invalid or not unique, or the
+            tensors are on no remote device or on several.
         UnsupportedOperation: a tensor cannot be stored in a safetensors file.
         RemoteError: a tensor could not be computed.
         SessionLost: the remote state is lost.

@@ -125,8 +125,9 @@ def _load(address: str, map_location: Any) -> object:
     """Return the object that was saved at an address.
 
     Raises:
-        WeightsUnavailable: the file does not exist.
+        WeightsUnavailable: the server cannot open the file, or `torch.save` did not write it.
         UnsupportedOperation: `map_location` is a function or a dictionary.
+        ConfigurationError: `map_location` is neither a remote device nor the CPU.
     """
     try:
         device = _staying.get() or (None if map_location is None else torch.device(map_location))
@@ -196,7 +197,7 @@ class _Encoder(msgspec.Struct):
         if kind in {dict, OrderedDict}:
             if any(key is not None and type(key) not in _PLAIN for key in value):
                 raise UnsupportedOperation(
-                    f"{where or 'the object'!r} has keys that are neither strings nor numbers: at a server address, torch.save needs such keys"
+                    f"{where or 'the object'!r} has keys that are neither strings nor numbers, which torch.save needs at a server address: convert the keys, or save locally"
                 )
             pairs = [[key, self.encode(one, _joined(where, key))] for key, one in value.items()]
             return {"dict" if kind is dict else "ordered": pairs}
