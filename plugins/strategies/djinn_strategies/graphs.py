@@ -34,7 +34,7 @@ class GraphRecorder(HotTemplates):
     Attributes:
         runtime: the device.
         settings: numeric settings, which influence the choice of kernels.
-        names: content names of storages. A replay invalidates the names of its results.
+        names: names of storages by content (`StorageNames`). A replay invalidates the names of its results.
         captures: number of graphs that were recorded since the executor started.
     """
 

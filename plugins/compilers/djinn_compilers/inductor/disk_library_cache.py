@@ -1,8 +1,8 @@
 """Disk cache of compiled libraries, shared with later processes.
 
-File names contain a digest of the packed graph, and a digest of the versions of Djinn, PyTorch and Python and of the
-processor's instruction set. Executors load this native code, so only this user can write to the directory, and a
-checksum detects damage. Any failure is a cache miss.
+A file name has a digest of the packed graph, and a digest of the processor's instruction set and the versions of Djinn,
+PyTorch and Python. Executors load this native code, so only this user can write to the directory, and a checksum
+detects damage. Any failure is a cache miss.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DiskLibraryCache:
             _log.debug("a compiled library cannot be cached", error=str(error))
 
     def is_empty(self) -> bool:
-        """Return True if the cache has no library of these versions."""
+        """Return True if the cache has no library for the present versions."""
         return not any(self._directory.glob(f"{self._versions}-*.lib"))
 
     def _name(self, packed: bytes) -> str:

@@ -80,7 +80,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
 
 
 def _copies(context: PlacementContext, placed_units: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
-    """Return the devices that hold a copy of each weight, including copies that this program makes."""
+    """Return for each copied weight the devices with a copy, except its home. Copies that this program makes count."""
     copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if placed_units.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *placed_units.copies.get(storage_of(value), ()))

@@ -1,7 +1,7 @@
 """Divide a program into units, which run on one device because transfers between their nodes would cost too much.
 
-A node joins the unit of its operands if all of them are in one unit, and if the node is their only consumer or takes
-less time than a message. Therefore values enter a unit only at its first node, and units have no cyclic dependencies.
+A node joins a unit that has all its operands, if it is their only consumer or takes less time than a message.
+Therefore values enter a unit only at its first node, and units have no cyclic dependencies.
 """
 
 from __future__ import annotations

@@ -234,9 +234,9 @@ def _operation_coefficients(
     by_operation: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for probe in probes:
         by_operation[probe.operation].append((probe.elements, probe_seconds[probe.probe.name]))
-    paging = _paging({o: p for o, p in by_operation.items() if not o.endswith("_")})
+    paging_seconds = _paging({o: p for o, p in by_operation.items() if not o.endswith("_")})
     return {
-        operation: _fit_sizes(_extend_to_large(operation, points, paging))
+        operation: _fit_sizes(_extend_to_large(operation, points, paging_seconds))
         for operation, points in by_operation.items()
         if len(points) > 1
     }
@@ -255,13 +255,13 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
     return max(0.0, float(np.median(excess))) if excess else 0.0
 
 
-def _extend_to_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
+def _extend_to_large(operation: str, points: list[tuple[int, float]], paging_seconds: float) -> list[tuple[int, float]]:
     """Return the points, and a point at size `LARGE` at the rate of the largest size, unless `LARGE` was measured.
 
     Ops that allocate memory also pay for paging.
     """
     largest, probe_seconds = max(points)
-    allocation = 0.0 if operation.endswith("_") else paging
+    allocation = 0.0 if operation.endswith("_") else paging_seconds
     return points if largest >= LARGE else [*points, (LARGE, probe_seconds * LARGE / largest + allocation)]
 
 

@@ -32,8 +32,8 @@ _CAPACITY = 128
 class Scheduler:
     """Create schedules of graphs, without a session. Thread-safe.
 
-    It tries three methods. If one fails, it logs a warning and tries the next: *cost-aware* (all stages, all plugins),
-    *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in one step).
+    The methods are *cost-aware* (all stages, all plugins), *basic* (the built-in placement and order, no plugins) and
+    *minimal* (every node on the first device, in one step). If a method fails, a warning is logged, and the next runs.
     """
 
     def __init__(

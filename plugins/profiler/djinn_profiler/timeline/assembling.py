@@ -237,7 +237,7 @@ class _Builder:
         for begun, ended, transfer in _transfers(phases, self._recording):
             peer, facts = executor_name(transfer.peer), {"bytes": transfer.nbytes, "transfer": transfer.transfer}
             lane, label = ("transfers in", f"from {peer}") if transfer.incoming else ("transfers out", f"to {peer}")
-            lane = lanes.free(lane, begun, ended)
+            lane = lanes.reserve(lane, begun, ended)
             self._add(TRANSFER, label, name, lane, begun, ended, executor=number, args=facts)
         self._add_counters(name, phases)
         self._add_replacements(name, phases)
@@ -246,7 +246,7 @@ class _Builder:
     def _add_transfers_on_link(self, name: str, submission: Phases, lanes: _Lanes) -> None:
         record = submission.record
         of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
-        lane = lanes.free(f"to {name}", submission.sent, submission.arrived)
+        lane = lanes.reserve(f"to {name}", submission.sent, submission.arrived)
         self._add(
             REQUEST,
             f"request {record.number}",
@@ -257,7 +257,7 @@ class _Builder:
             args={"bytes": record.nbytes},
             **of,
         )
-        lane = lanes.free(f"from {name}", submission.done, submission.returned)
+        lane = lanes.reserve(f"from {name}", submission.done, submission.returned)
         self._add(
             ANSWER,
             f"answer {record.number}",
@@ -290,7 +290,7 @@ class _Builder:
         }
         for kind, begun, ended in submission.parts():
             if kind in kinds and (ended > begun or kind == EXECUTE):
-                lane = lanes.free(kinds[kind], begun, ended)
+                lane = lanes.reserve(kinds[kind], begun, ended)
                 label = f"{kind} {record.number}"
                 self._add(kind, label, name, lane, begun, ended, args=facts if kind == EXECUTE else {}, **of)
 
@@ -346,7 +346,7 @@ class _Lanes:
     def __init__(self) -> None:
         self._ends: dict[str, list[float]] = defaultdict(list)
 
-    def free(self, name: str, begun: float, ended: float) -> str:
+    def reserve(self, name: str, begun: float, ended: float) -> str:
         """Reserve a lane of this name from `begun` until `ended`, and return the lane's name."""
         ends = self._ends[name]
         for position, end in enumerate(ends):

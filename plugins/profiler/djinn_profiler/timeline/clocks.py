@@ -1,10 +1,10 @@
 """Clocks of executors, compared with the client's clock: estimated from round trips, as NTP does (RFC 5905, section 8).
 
-A round trip that leaves at `sent`, is `taken` and `done` by the executor's clock, and is back at `received`, bounds the
-offset of the clocks: `sent - taken <= offset <= received - done`. The fastest request gives the lower bound and the
-fastest reply the upper bound, independent of the executor's work in between. The middle of the bounds is exact if both
-ways take equally long; otherwise it is off by half of the difference. Clocks of two machines drift, so bounds come from
-samples within a few seconds.
+By the client's clock, a request leaves at `sent` and its reply arrives at `received`. By the executor's clock, the
+request is taken at `taken` and done at `done`. So `sent - taken <= offset <= received - done`. The fastest request
+gives the lower bound and the fastest reply the upper bound, independent of the executor's work in between. The middle
+of the bounds is exact if both ways take equally long; otherwise it is off by half of the difference. Clocks of two
+machines drift, so bounds come from samples within a few seconds.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class TimeTotals:
         instructions: number of sent instructions.
         submissions: number of sent submissions.
         other_threads: seconds of each other thread, by name.
-        calls: number of calls on the device.
+        calls: number of calls of the block's thread on the device.
     """
 
     seconds: float

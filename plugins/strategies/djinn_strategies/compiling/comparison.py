@@ -2,7 +2,7 @@
 
 The results may differ by rounding. Ill-conditioned computations amplify rounding: for example a sum of terms that
 cancel, or a step of Adam with a gradient near zero. If a difference exceeds the default tolerances of
-`torch.testing.assert_close`, the instructions run again, and each intermediate value is perturbed by some units in the
+`torch.testing.assert_close`, the instructions run again, with each intermediate value perturbed by some units in the
 last place. The compiled results may differ by a small multiple of the change that the perturbation causes.
 """
 

@@ -140,7 +140,7 @@ class GrowingRecording(Recording):
         return index not in self.rewritten_inputs or (is_released and not buffer.is_held(allowed_views=1))
 
     def overwritten_addresses(self) -> set[int]:
-        """Return the addresses of `Recording.overwritten_addresses`, and of buffers whose valid entries the graph overwrites."""
+        """Return the addresses of `Recording.overwritten_addresses`, and of the buffers of `rewritten_inputs`."""
         return super().overwritten_addresses() | {
             self.growing_buffers[index].memory.data_ptr() for index in self.rewritten_inputs
         }

@@ -66,8 +66,8 @@ class CompilationCounters:
         compilations: number of calls of compilers.
         seconds: total time of these calls.
         failures: number of calls that raised.
-        unused: number of compiled regions that were rejected or dropped, because results differed, because they were
-            not faster, or because sizes changed.
+        unused: number of compiled regions that were rejected or dropped: for different results, no speedup, or changed
+            sizes.
         runs: number of runs in which compiled code replaced instructions.
     """
 

@@ -42,7 +42,7 @@ class Recorder(Protocol):
     Attributes:
         runtime: the device.
         settings: numeric settings of the process.
-        names: content names of the device's storages.
+        names: names of the device's storages by content.
     """
 
     runtime: DeviceRuntime

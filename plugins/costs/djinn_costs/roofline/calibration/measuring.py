@@ -77,7 +77,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
         executor_clock = processor_clock(process)
         if executor_clock is None:
             raise ConfigurationError(
-                f"processor time can be measured only for an executor process on this machine under Linux; {process} is not one"
+                f"processor time can be measured only for an executor process on this machine under Linux; the executor's process {process} is not one"
             )
         if (device := client.device()) is None or device.threads != 1:  # idle threads of an op spin
             raise ConfigurationError(
