@@ -115,12 +115,12 @@ class SessionRegistry:
             return list(self._entries.values())
 
     def entry(self, name: str) -> SessionEntry | None:
-        """Return the entry of the session with this name, or None."""
+        """Return the entry of the session with this name, or None if it has ended or never existed."""
         with self._lock:
             return self._entries.get(name)
 
     def session(self, name: str) -> ServedSession | None:
-        """Return the session with this name, or None."""
+        """Return the session with this name, or None if it has ended or never existed."""
         with self._lock:
             entry = self._entries.get(name)
         return entry.session if entry is not None else None

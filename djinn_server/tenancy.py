@@ -88,7 +88,7 @@ class Tenancy:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
 
     def refusal(self, badge: Badge) -> str:
-        """Return the reason why a client with this badge is at the wrong executor, or ""."""
+        """Return the reason why this executor cannot serve a client with this badge, or "" if it can."""
         with self._lock:
             if self._tenant not in {None, badge.tenant}:
                 return "this executor works for another tenant: connect to the gateway again"

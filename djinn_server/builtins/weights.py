@@ -156,7 +156,7 @@ class LocalSink(WeightSink):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
             self._descriptor = os.open(self._temporary_path, flags, 0o666)
             try:
-                if _is_locked(self._descriptor):
+                if _lock_new_file(self._descriptor):
                     allocate(self._descriptor, size)
                     return
             except BaseException:
@@ -189,7 +189,7 @@ class LocalSink(WeightSink):
         self._descriptor = -1
 
 
-def _is_locked(descriptor: int) -> bool:
+def _lock_new_file(descriptor: int) -> bool:
     """Lock a new file. Return False if another thread or process is removing it as abandoned."""
     try:
         lock_file(descriptor)

@@ -231,7 +231,7 @@ def _peer(connection: Connection) -> str:
 def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach | None:
     """Return a client's request for a relayed connection.
 
-    Return None if the client closed the connection, because it reached the executor directly.
+    Return None if no request arrives, because the client has reached the executor directly or is gone.
     """
     try:
         message = receive_message(connection, TICKET_SECONDS)

@@ -59,7 +59,7 @@ class RelayDirection:
             self.close()
 
     def _forward(self) -> bool:
-        """Forward frames. Return True if the source has ended, False if the target has failed."""
+        """Forward frames. Return True if the source has ended or failed, False if the target has failed."""
         try:
             while True:
                 frame = self._source.receive()

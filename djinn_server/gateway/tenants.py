@@ -231,7 +231,7 @@ class Tenants:
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
     def _take_reserve(self, tenant: str, memory: int) -> Pool | None:
-        """Assign the reserve pool to a tenant and return it, or return None if the tenant cannot use it.
+        """Assign the reserve pool to a tenant and return it. Return None if the pool is missing or unsuitable.
 
         Start another reserve pool if more tenants may connect. `memory`: as in `start_pool`.
         """

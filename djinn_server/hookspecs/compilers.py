@@ -26,8 +26,8 @@ class CompilerContext:
         metas: metadata of the inputs in the last run.
         device: the device that runs the template.
         writes: positions of the inputs that the template writes into.
-        grows: by input, the dimensions whose sizes change from run to run, all by the same rule; empty if every run has
-            the same shapes.
+        grows: by input, the dimensions whose sizes depend on one number that changes from run to run. The dependence is
+            linear. Empty if every run has the same shapes.
         threads: torch threads of the executor.
     """
 

@@ -230,7 +230,7 @@ class Device(ABC):
     chosen_by_name: bool = False
 
     def select(self, index: int) -> int:
-        """Hide the other devices of this kind from this process, and return the device's index among the visible ones.
+        """Hide the other devices of this kind from this process. Return the device's index among the visible devices.
 
         A process with one visible device computes on it in every thread. The default hides nothing.
         """

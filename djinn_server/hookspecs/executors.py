@@ -127,7 +127,7 @@ class ExecutorHandle(LaunchedExecutor, abc.ABC):
 
     @abc.abstractmethod
     def restart(self) -> ExecutorHandle:
-        """End the holder, and return the handle of a new one with the same arguments. May be called after `end`.
+        """End the holder, and return the handle of a new holder with the same arguments. May be called after `end`.
 
         The new holder must find the journals: run it on the same machine, or share its folder `base`.
 

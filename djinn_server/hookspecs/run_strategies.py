@@ -133,7 +133,7 @@ class StrategyRun(ABC):
 
         Call it after `digest` and before `advance`: `yield from run.reuse_prefix(...)`. `candidates`: results of runs with
         the same `TemplateFacts.cacheable`. The executor takes the run with the longest common prefix of tokens, and
-        proves that its results for the prefix do not depend on later tokens. Results may be rounded differently.
+        proves that the run's results for the prefix do not depend on later tokens. Results may be rounded differently.
 
         Return False, without running ops, if the session has `exact=True` or the proof fails.
         """
@@ -203,7 +203,7 @@ class RunOffer(ABC):
         """
 
     def replacement(self) -> Replacement | None:
-        """Return the ops that the offer replaces in every run now, or None.
+        """Return the ops that the offer now replaces in every run, or None if it replaces none or not in every run.
 
         The replaced ops may run before their submission arrives, and their results may be dropped. With None, a run of this
         template starts only after its submission has arrived.
@@ -268,7 +268,7 @@ class RunStrategy(ABC):
 
     @abstractmethod
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return an offer for a template, or None. The result may depend on the template only."""
+        """Return an offer for a template, or None to offer nothing. The result may depend on the template only."""
 
     def free(self, *, dead: bool = False) -> None:  # noqa: B027 - most strategies hold no memory
         """Free device memory. `dead`: free only memory that belonged to values of a session that has ended."""

@@ -111,7 +111,7 @@ def djinn_register_weight_formats(settings: Any) -> Iterable[WeightFormat]:
     """Return the formats of files with weights that this plugin reads.
 
     Called once in each executor process. safetensors is built in. The file name's suffix selects the format. If two
-    plugins have the same suffix, the second one is refused. If a folder has files of several formats, the built-in
+    plugins have the same suffix, the second plugin is refused. If a folder has files of several formats, the built-in
     format is used, then the first by name. An exception disables the plugin.
     """
     del settings

@@ -61,7 +61,7 @@ def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
 
 
 def _import_path() -> list[str]:
-    """Return `sys.path` with the working directory (`""`) moved to the end, so that its files shadow no module."""
+    """Return `sys.path` and Djinn's folder as absolute paths. The working directory is last, to shadow no module."""
     entries = [entry for entry in sys.path if entry]
     root = str(Path(__file__).resolve().parents[2])
     if root not in entries:

@@ -101,7 +101,7 @@ def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
 
 
 def _published() -> Path | None:
-    """Return the directory of weights that this user's programs share by name, or None if it cannot be created."""
+    """Return the directory of weights that this user's programs share by name, or None if it cannot be used."""
     try:
         return private_directory(cache_directory() / "own-published", "published weights")
     except (OSError, ConfigurationError) as error:

@@ -39,7 +39,7 @@ class LineReader:
         return line
 
     def next_line(self) -> bytes | None:
-        """Return the next complete line in the buffer, or None."""
+        """Return the next line in the buffer, or None if the buffer has no complete line."""
         end = self._buffer.find(b"\n", self._searched)
         if end < 0:
             self._searched = len(self._buffer)

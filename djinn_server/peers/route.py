@@ -310,7 +310,7 @@ class Route:
         return self._must_measure or self._next_transfer() is not None
 
     def _next_transfer(self) -> _UnacknowledgedTransfer | None:
-        """Return the next transfer to send, or None."""
+        """Return the next transfer to send, or None if all are sent."""
         index = self._next - self._unacknowledged[0].number if self._unacknowledged else 0
         return self._unacknowledged[max(index, 0)] if index < len(self._unacknowledged) else None
 
@@ -326,7 +326,7 @@ class Route:
                 self._next = transfer.number + 1
 
     def _open_at_receiver(self, connection: Connection, transfer: _UnacknowledgedTransfer) -> bool:
-        """Let the receiver open a transfer's exported memory. Return False if the receiver requests bytes."""
+        """Let the receiver open a transfer's exported memory. Return False if the bytes must be sent instead."""
         if self._opens:
             connection.send(Frame(encode(transfer.header)))
             with self._changed:

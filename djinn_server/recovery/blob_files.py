@@ -67,7 +67,7 @@ class BlobFiles:
     def expect(self, handle: int, digest: bytes, size: int, is_replay: bool = False) -> bool:
         """Start a blob file for an upload. Return False if the file exists or is already being written.
 
-        `is_replay`: True if an earlier process may have written a part of the upload.
+        `is_replay`: True to continue a file that an earlier process has begun.
 
         Raises:
             OSError: the file cannot be created.
@@ -88,7 +88,8 @@ class BlobFiles:
     def write_part(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
         """Write a frame with a part of an upload to its blob file. Return the frame and the journal's reference to it.
 
-        The returned frame is decompressed. Return None if the frame is not part of an upload with a blob file.
+        The returned frame is decompressed. Return None if the frame has no blob file, does not fit into the file,
+        or the store has already linked the file.
 
         Raises:
             OSError: the part cannot be written.
@@ -145,7 +146,7 @@ class BlobFiles:
     # --- complete files ---------------------------------------------------------------------------------------
 
     def find(self, digest: bytes, size: int) -> Path | None:
-        """Return the path of the complete file with this digest and size, or None."""
+        """Return the path of the file with this digest and size. Return None if it is missing, incomplete or wrong."""
         path = self.path(digest)
         try:
             if path.stat().st_size != size or self._is_unfinished(digest):

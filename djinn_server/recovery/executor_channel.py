@@ -30,7 +30,7 @@ class ExecutorChannel(SessionChannel):
 
     @property
     def away_until(self) -> float | None:
-        """Time (`time.monotonic`) until which a disconnected client may reconnect, or None."""
+        """Time (`time.monotonic`) until which a disconnected client may reconnect; None for other clients."""
         return None
 
     @property

@@ -320,8 +320,8 @@ class Journal:
         `transfers`: records of queued and unfinished transfers. Buffers of `memory` are read one at a time. A large buffer
         is written to a blob file, unless a blob file has it. If the process dies in this call, the old journal remains.
 
-        Return False if the journal is unchanged, because the state exceeds the limit, the disk is full, or a value cannot
-        be read. Sizes are checked before bytes are written.
+        Return False if the journal is unchanged: it is closed, the state exceeds the limit, the disk is full, or a
+        value cannot be read. Sizes are checked before bytes are written.
         """
         if not self.open:
             return False

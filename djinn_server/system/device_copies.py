@@ -180,7 +180,7 @@ class DeviceCopies:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def receive_buffer(self, nbytes: int) -> memoryview | None:
-        """Return page-locked memory, from which `write` needs no copy on the host. Return None if no block is free."""
+        """Return page-locked memory that `write` need not copy; None if `nbytes` is unsuitable or no block is free."""
         return self._ring.lend(nbytes) if SMALL < nbytes <= BLOCK else None
 
     def write(self, target: torch.Tensor, data: torch.Tensor) -> None:
