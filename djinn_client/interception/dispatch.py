@@ -277,7 +277,7 @@ def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> An
 def _own_random_state(index: int) -> Iterator[None]:
     """Context manager in which recorded ops use the random state of an index instead of the session's state."""
     state = bound_state(index)
-    exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
+    exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), has_result=False, writes=(0,))
     append(exchange, [state], ())
     try:
         yield

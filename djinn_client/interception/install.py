@@ -13,7 +13,7 @@ from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.native.generators import Generator
 from djinn_client.interception.native.install import install_device, register_device_module
 from djinn_client.interception.native.library import ops
-from djinn_client.interception.native.streams import show_names
+from djinn_client.interception.native.streams import install_named_streams
 from djinn_client.interception.on_import import call_on_import
 from djinn_client.interception.ops import op_handlers, rewrites
 from djinn_client.interception.recording.module_calls import follow_modules, guard_engine
@@ -57,7 +57,7 @@ def rename_to_cuda() -> None:
     """Make `cuda` a name of the remote device in PyTorch, including its guard and kernels."""
     ops.cuda_is_remote()
     lazy_tensor.set_shown_name("cuda")
-    show_names()
+    install_named_streams()
     replace_classes(Generator=Generator)
 
 

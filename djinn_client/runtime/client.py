@@ -20,7 +20,7 @@ from djinn_client.interception.device.numeric_settings import require_exact
 from djinn_client.interception.recording.recorder import recorders
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import early_start
-from djinn_client.runtime.connecting.open import OpenSession, compare_operators, open_connections
+from djinn_client.runtime.connecting.open import OpenSession, open_connections, update_offered_operators
 from djinn_client.runtime.context import InitHook, context
 from djinn_client.runtime.executor_client import ExecutorClient
 from djinn_client.runtime.planning import session_planner
@@ -291,7 +291,7 @@ def _open() -> Session:
             member.close()
         raise
     context.session = session
-    if compare_operators(members):
+    if update_offered_operators(members):
         port.interception.reconsider()  # ops recorded before there was a server were assumed to be supported
     if port.missing:
         _warn_of_missing(port.missing)

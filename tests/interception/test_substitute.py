@@ -57,7 +57,7 @@ def test_substitution_keeps_base_of_views(program):
         (lambda given: [given[0] * given[0].sum().item()], "needs data"),
         (lambda given: [given[0].sum()], r"float32 tensor of shape \(2, 3\)"),
         (lambda given: given[0] * 2, "returns a torch.float32"),
-        (lambda given: [given[0]], "share its tensor"),
+        (lambda given: [given[0]], "clone it"),
     ],
     ids=["random", "data", "shape", "no list", "an input"],
 )

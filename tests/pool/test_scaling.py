@@ -128,7 +128,7 @@ def test_joined_executors_stay_after_interrupt(make_pool, monkeypatch):
         expected = train()
         kept = torch.arange(4.0).to(REMOTE)
         with monkeypatch.context() as interrupted:
-            interrupted.setattr(scaling, "compare_operators", fail_with(KeyboardInterrupt))
+            interrupted.setattr(scaling, "update_offered_operators", fail_with(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 djinn.scale(executors=2)
         assert len(open_connections()) == len(executor_processes()) == client.settings().executors == 2

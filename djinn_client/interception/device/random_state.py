@@ -27,7 +27,7 @@ from djinn_core.ir.operators import (
 )
 
 _PHILOX_BYTES = 16  # size of a counter-based generator's state: seed and offset
-_SEED = own_call(MANUAL_SEED, (), 1, makes=False)
+_SEED = own_call(MANUAL_SEED, (), 1, has_result=False)
 _GET = own_call(GET_RANDOM_STATE, ())
 
 
@@ -49,7 +49,7 @@ def copy_state() -> LazyTensor:
 def set_state(state: torch.Tensor) -> None:
     """Record a restore of the remote random state from `state`: a CPU tensor of bytes, or a state that `copy_state` returned."""
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, 0)
-    append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
+    append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), has_result=False), [remote], ())
 
 
 def seeded_generator(seed: int, device: int) -> LazyTensor:

@@ -121,8 +121,8 @@ class NamedStream(torch.Stream):
 _device_of_event: Any = torch.Event.device.__get__
 
 
-def show_names() -> None:
-    """Make the device module create streams and events that can show another device name."""
+def install_named_streams() -> None:
+    """Make the device module use `NamedStream` and `NamedEvent`, which can show another device name."""
 
     def named(find: Callable[..., torch.Stream]) -> Callable[..., NamedStream]:
         @functools.wraps(find)

@@ -100,7 +100,7 @@ def own_call(
     operands: tuple[TensorMeta, ...],
     slots: int = 0,
     *,
-    makes: bool = True,
+    has_result: bool = True,
     device: int = 0,
     writes: tuple[int, ...] = (),
 ) -> Call:
@@ -110,13 +110,13 @@ def own_call(
         op: name of the op.
         operands: metadata of the operands.
         slots: number of scalars.
-        makes: True if the op creates a value.
+        has_result: True if the op creates a value.
         device: logical device of that value.
         writes: positions of the operands that the op writes.
     """
     args: tuple[Argument, ...] = (*(Operand() for _ in operands), *(SlotArg() for _ in range(slots)))
-    form = Form(op, args, (), ("new",) if makes else ("none",), False)
-    return unpredicted_call(form, operands, (opaque(device) if makes else None,), writes=writes)
+    form = Form(op, args, (), ("new",) if has_result else ("none",), False)
+    return unpredicted_call(form, operands, (opaque(device) if has_result else None,), writes=writes)
 
 
 def unpredicted_call(

@@ -443,8 +443,8 @@ def missing_operators(sessions: Sequence[OpenSession]) -> dict[str, str]:
     return missing
 
 
-def compare_operators(sessions: Sequence[OpenSession]) -> bool:
-    """Set `missing` and `offered` of the port for these sessions.
+def update_offered_operators(sessions: Sequence[OpenSession]) -> bool:
+    """Set `port.missing` and `port.offered`: the ops that a server lacks, and the custom ops that all executors run.
 
     Return True if calls that were recorded before may now be recorded in another way.
     """

@@ -196,7 +196,7 @@ def make_template(
         values, origin = rewritten.values, rewritten.origin
         prepared = _for_origin(builder.finish(tuple(nodes), slots, (), values), rewritten, equal_slots)
     if dead is None and origin.dead:
-        unused = {value for value in dying_inputs(origin) if value not in builder.numbers}
+        unused = {value for value in dying_inputs(origin) if value not in builder.number_by_handle}
         prepared.unused = tuple([i for i, value in enumerate(values) if value in unused]) if unused else ()
     return prepared
 
@@ -266,7 +266,7 @@ class _Builder:
         self.forms: dict[Form, int] = {}
         self.code: list[int] = []
         self.references: list[int] = []
-        self.numbers: dict[int, int] = {}
+        self.number_by_handle: dict[int, int] = {}
         self.inputs: list[int] = []
         self.new_values: list[int] = []
         self.written_values: dict[int, None] = {}
@@ -276,13 +276,13 @@ class _Builder:
         self.code.append(self.forms.setdefault(form, len(self.forms)))
         for value in instruction.inputs:
             handle = self.replace.get(value, value)
-            if handle not in self.numbers:
+            if handle not in self.number_by_handle:
                 self.inputs.append(handle)
-            self.references.append(self.numbers.setdefault(handle, len(self.numbers)))
+            self.references.append(self.number_by_handle.setdefault(handle, len(self.number_by_handle)))
         self.written_values.update(dict.fromkeys(self.replace.get(h, h) for h in instruction.writes))
         for handle in instruction.outputs:
             self.new_values.append(handle)
-            self.references.append(self.numbers.setdefault(handle, len(self.numbers)))
+            self.references.append(self.number_by_handle.setdefault(handle, len(self.number_by_handle)))
 
     def finish(
         self,
@@ -297,9 +297,9 @@ class _Builder:
             forms=tuple(self.forms),
             code=tuple(self.code),
             references=tuple(self.references),
-            inputs=tuple(self.numbers[h] for h in self.inputs),
-            outputs=tuple(self.numbers[h] for h in outputs),
-            consumed=tuple(self.numbers[h] for h in self.inputs if h in dead),
+            inputs=tuple(self.number_by_handle[h] for h in self.inputs),
+            outputs=tuple(self.number_by_handle[h] for h in outputs),
+            consumed=tuple(self.number_by_handle[h] for h in self.inputs if h in dead),
         )
         positions = {handle: i for i, handle in enumerate(values)}
         return PreparedTemplate(

@@ -11,7 +11,7 @@ import attrs
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import port
 from djinn_client.runtime import client
-from djinn_client.runtime.connecting.open import OpenSession, compare_operators, open_more
+from djinn_client.runtime.connecting.open import OpenSession, open_more, update_offered_operators
 from djinn_client.runtime.connecting.own_executor import start_executors
 from djinn_client.runtime.connecting.servers import Servers, find_servers
 from djinn_client.runtime.context import context
@@ -183,7 +183,7 @@ def join(more: tuple[OpenSession, ...]) -> None:
 def _join(more: tuple[OpenSession, ...]) -> None:
     assert context.session is not None
     context.session.join(more)
-    if compare_operators(context.opened):
+    if update_offered_operators(context.opened):
         port.interception.reconsider()
 
 
