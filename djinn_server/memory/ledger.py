@@ -121,7 +121,7 @@ class Pressure:
     """Level of memory pressure.
 
     Attributes:
-        level: `NONE`, `WARNING`, or `CRITICAL`: values were evicted, or memory is nearly full.
+        level: `CRITICAL` if values are evicted or memory is nearly full, `WARNING` if less memory is used, else `NONE`.
         entry_counts: how often each level was entered.
     """
 
@@ -299,14 +299,14 @@ class Ledger:
         return entry
 
     def share(self, key: int, storage: torch.UntypedStorage) -> None:
-        """Count one more session that uses a storage."""
+        """Add one to the number of sessions that use a storage."""
         with self.lock:
             entry = self._entry(key, storage)
             self._shared_excess += entry.nbytes if entry.sharers else 0
             entry.sharers += 1
 
     def unshare(self, key: int) -> None:
-        """Count one session less that uses a shared storage."""
+        """Subtract one from the number of sessions that use a shared storage."""
         with self.lock:
             entry = self._table[key]
             entry.sharers -= 1

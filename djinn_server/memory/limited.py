@@ -71,7 +71,7 @@ class LimitedRuntime(DeviceRuntime):
     def receive_buffer(self, nbytes: int) -> memoryview | None:
         """Return a receive buffer, as `DeviceRuntime.receive_buffer` does.
 
-        Return None with a limit, because parts of an upload are then collected in host memory.
+        If there is a memory limit, return None: parts of an upload are then collected in host memory.
         """
         return self._runtime.receive_buffer(nbytes) if self.ledger.on_demand else None
 

@@ -50,7 +50,10 @@ class ProcessMemory:
         self._can_reset_peak = resident is not None and resident.has_peak
 
     def used_bytes(self) -> int:
-        """Return the bytes of tensors and ops. Before the first `measure`, they include libraries."""
+        """Return the bytes of tensors and of temporary memory of ops, or 0 without a meter.
+
+        Before the first `measure`, libraries that were loaded since the start count too.
+        """
         return 0 if self._resident is None else max(0, self._resident.now() - self._process_bytes)
 
     def trim_before(self, nbytes: int) -> None:
@@ -81,7 +84,10 @@ class ProcessMemory:
                 self._resident.restart_peak()
             except OSError as error:
                 self._can_reset_peak = False
-                _log.info("the temporary memory of ops cannot be measured: the reserve is constant", error=str(error))
+                _log.info(
+                    "cannot measure the peak memory of runs: the reserve grows only if the process is nearly full",
+                    error=str(error),
+                )
 
     def end_run(self, peak: int) -> None:
         """Update the reserve after a run whose tensors used at most `peak` bytes."""

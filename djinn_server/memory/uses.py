@@ -89,7 +89,7 @@ class UseHistory:
     def next(self, handles: Iterable[int], now: int) -> int | None:
         """Return the predicted clock of the next use of a storage.
 
-        Return None if the predicted use should have happened before `now`. `handles`: views of the storage.
+        Return None if all predicted uses are before `now`. `handles`: views of the storage.
         """
         uses = [self._use_of(storage_of(handle), now) for handle in handles]
         return min([use.next for use in uses if use.next >= now], default=None)

@@ -87,7 +87,7 @@ class Candidate:
 
     Attributes:
         compared_runs: number of runs whose results were compared.
-        result_storages: storages of the compared results, by key.
+        result_storages: storages of the compared results, by `storage_key`.
         fruitless_runs: consecutive runs in which the offer replaced no ops.
         op_seconds: device seconds of each trial run op by op.
         offer_seconds: device seconds of each trial run by the offer.
@@ -240,7 +240,7 @@ class ServedRun(StrategyRun):
         replaced: True if the strategy has replaced ops.
         compares: True if replaced ops run as well, for comparison.
         exact: True if the compared results must be bitwise equal.
-        result_storages: storages of the offer's earlier compared results, by key.
+        result_storages: storages of the offer's earlier compared results, by `storage_key`.
         generator: the random generator of the device while results are compared, else None.
         difference: first difference between the results of the ops and of the offer; empty if they are equal.
         cacheable: the part of the run whose results can be cached; None if there is no such part.
@@ -538,7 +538,7 @@ class Arbiter:
                 choice.give_up(candidate, error)
 
     def _note_run(self, choice: TemplateChoice, tried: Candidate | None, run: ServedRun, seconds: float) -> None:
-        """Add a run whose ops were issued to the trial of an offer, and decide the trial if it is complete.
+        """Update the trial of an offer after the ops of a run were issued. Decide the trial if it is complete.
 
         `tried`: the offer in trial, or None. `seconds`: device time of the template's runs since the last call.
         """

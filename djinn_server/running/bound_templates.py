@@ -23,7 +23,7 @@ from djinn_server.running.template_compiler import CompiledTemplate
 class CompiledTemplates:
     """Cache of the compiled templates of this process, by digest.
 
-    If a client reconnects, its templates are still compiled.
+    A client that reconnects finds its templates compiled.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class CompiledTemplates:
             return self._templates.get(digest)
 
     def put(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
-        """Cache a template. If another session has cached the same template meanwhile, return that one."""
+        """Cache a template, and return it. If another session has cached the template meanwhile, return the cached one."""
         with self._lock:
             cached = self._templates.get(digest)
             if cached is None:
@@ -53,7 +53,8 @@ class BoundTemplate:
         choice: the offers of run strategies for the template; None if no strategy may run it.
         digest: digest by which the client names the template.
         joint: the offer that may run the template for several sessions at once; None if there is none.
-        runs_ahead: number of leading instructions that may run before the submission, except random draws; None: unknown.
+        runs_ahead: number of leading instructions that may run before the submission arrives, if none of them draws
+            random numbers; None before it is computed.
         workload: kind of the client's work, such as decoding; None: unknown.
         seconds: duration of the last run, limited to twice the value before; infinite before the first run.
     """
@@ -91,7 +92,7 @@ class BoundTemplate:
         return [inputs[place - first] for place in self.template.consumed]
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
-        """Return the aliases of the template's inputs, as `aliases_of` does. Cached."""
+        """Return the aliases of the template's inputs, as `aliases_of` does. Cached. `own`: names of Djinn's own ops."""
         if self._aliases is None:
             self._aliases = aliases_of(self.template, own)
         return self._aliases
@@ -133,8 +134,8 @@ def bind(bound: BoundTemplate, submit: Submit, work: RunRequest) -> None:
 def bind_copy(bound: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
     """Return a copy of a template's last bindings with a submission's changes, and the submission's work.
 
-    Return None if the submission brings more than changes, does not fit, or names an unknown template. `bound`: template
-    of the submission; None if it names none or an unknown one.
+    Return None if the submission brings first bindings instead of changes, is refused or invalid, or names an unknown
+    template. `bound`: template of the submission; None if the submission names no template or an unknown one.
     """
     work = unpack(submit)
     if submit.refused or submit.first is not None or work.unreadable:

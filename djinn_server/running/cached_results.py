@@ -77,9 +77,10 @@ class CacheableOps:
 
 
 def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
-    """Return the cacheable ops of a template. Return None without such ops, or if a result does not outlive the run.
+    """Return the cacheable ops of a template.
 
-    The ops are also refused if later ops may write into their inputs or results.
+    Return None if there are no such ops, if one of their results is used by later ops but does not outlive the run, or if
+    later ops may write into their inputs or results.
     """
     steps, source = template.steps, template.source
     if not steps:

@@ -176,7 +176,10 @@ class CancellationState:
 
 
 def poll_connection(cancellation: CancellationState, connection: ExecutorChannel) -> None:
-    """Read frames that arrived while a session is busy, and cancel its submissions if its client is gone."""
+    """Read frames that arrived while a session is busy, and handle those that cancel submissions or end the session.
+
+    If the client is gone, cancel all submissions of the session.
+    """
     broken: TransportError | None = None
     is_readable = True
     try:

@@ -27,7 +27,7 @@ class DeviceTurn:
         started: time (`time.perf_counter`, as all times) at which the message was received.
         decoded: time at which the message was decoded.
         waited: time at which all operands were available.
-        pending: the run as other sessions may join it; None if they may not.
+        pending: the run, in the form in which another session can execute it; None if no other session may.
         begun: time at which the session first had the device; 0.0 before that.
         executed: time at which the last op had run, or was issued to an accelerator.
         freed: handles that were freed before the submission ran.

@@ -44,13 +44,13 @@ class PastSubmission(msgspec.Struct):
 
 
 class BindingRelation(msgspec.Struct):
-    """How the inputs and slots of a template follow from earlier submissions. It belongs to two successive templates.
+    """How the inputs and slots of a template follow from earlier submissions, if a certain template ran just before.
 
     Attributes:
         positions: positions of the inputs that differ from the template's last run.
         sources: earlier output from which each of these inputs comes; None if it is no output of a recent submission.
         slots: latest changes of slots.
-        increments: increment of each changed slot; None if a slot has no constant increment.
+        increments: last increment of each changed slot; None if the last changes are not increments of equal slots.
         hits: number of successive submissions for which the relation was right.
         changes: number of times that the relation changed.
     """
@@ -198,7 +198,7 @@ class SubmissionPredictor:
         return None
 
     def predict(self, number: int) -> ExpectedSubmission | None:
-        """Return a prediction of the `number`-th next submission, from 1. Return None if it is not predictable."""
+        """Return a prediction of the `number`-th next submission, counted from 1, or None if it is not predictable."""
         past, step = self._past, self._step
         at = (number - 1) % step - step
         submission = past[at]

@@ -134,7 +134,7 @@ class FairShare:
         return max(time.perf_counter() - (running.began_at if since is None else since), 0.0)
 
     def take_seconds(self, share: Share) -> float:
-        """Return the device seconds of `share` since the last call. Turns that an accelerator runs are not included."""
+        """Return the device seconds of `share` since the last call. Accelerator turns count once complete."""
         self.settle()
         with self._lock:
             seconds, share.seconds = share.seconds, 0.0
@@ -331,7 +331,7 @@ class FairShare:
             share: the session that has the device.
             can_join: returns True if a session's `pending` work can join.
             patience: seconds to wait for a further session.
-            counts: numbers of sessions that may join. If fewer than `counts.start` can, none joins.
+            counts: allowed numbers of joining sessions. If fewer than `counts.start` can join, none joins.
         """
         with self._lock:
             until = time.perf_counter() + 4 * patience

@@ -79,7 +79,9 @@ class Growth:
 
 
 class GrowthState:
-    """The in-place growth of a template. It is searched once, after the library was loaded.
+    """The appends of a template that are done in place, determined once, after the native library was loaded.
+
+    They are dropped if growth copies more bytes than it saves.
 
     Attributes:
         refusal: why an append to an input copies the input; empty if all are done in place.
@@ -170,7 +172,7 @@ def _obstacles(
     inputs: range,
     outputs: Sequence[int],
 ) -> dict[int, str]:
-    """Return why tensors of the appends must be dense, by place: extended tensors and results.
+    """Return why an extended tensor or the result of an append must be dense, by the place of this tensor.
 
     `appends`: places of the extended tensor and of the result, by the number of the step.
     """

@@ -1,6 +1,6 @@
 """Aliases of a template's inputs: inputs that ops may write into, and outputs that may share memory with inputs.
 
-The result is an upper bound. Composite ops and the kernels listed here may return or write an operand although their
+The aliases are an upper bound. Composite ops and the kernels listed here may return or write an operand although their
 schemas do not say so. Djinn's own ops may write or return any operand.
 """
 

@@ -77,7 +77,7 @@ class Access:
 def access_of(bound: BoundTemplate | None, work: RunRequest, own_ops: Container[str], grown: Sequence[int]) -> Access:
     """Return the storages that a submission with bindings uses.
 
-    `own`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place.
+    `own_ops`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place.
     """
     fetches = frozenset(storages_of(chain(work.fetch, work.describe)))
     if bound is None:

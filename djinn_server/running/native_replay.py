@@ -101,7 +101,7 @@ class NativeReplay:
     """The steps of a template that the library runs. Thread-safe: several lanes of a session may call `run`.
 
     Attributes:
-        ends: for each step, the number of the first step from it on that Python must run.
+        ends: for each step, the number of the first step that Python must run, from this step on.
     """
 
     def __init__(self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int) -> None:

@@ -55,7 +55,7 @@ class MemorySharing:
         return self._values.sharing_memory(storage_of(handle), address)
 
     def on_reallocation(self, place: int) -> None:
-        """Index the value at `place` and the values that share its memory again, because it may have been reallocated."""
+        """Update the index for the value at `place` and values that share its memory, which may have been reallocated."""
         before = self._addresses.get(place, 0)
         for sharing in (place, *self._places.pop(before, ())):
             self._add(sharing)

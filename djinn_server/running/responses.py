@@ -110,7 +110,7 @@ class FailureTexts:
         self._characters = 0
 
     def truncate(self, failure: Failure) -> Failure:
-        """Return the failure. If the reply's failures are too long together, its message is truncated."""
+        """Return the failure, with a truncated message if the messages of the reply are too long together."""
         self._characters += len(failure.message)
         if self._characters <= limits.FAILURE_TEXTS:
             return failure

@@ -42,7 +42,7 @@ class RunOutcome(msgspec.Struct):
     """Outcome of a submission: its failures, and the op at which it was cancelled.
 
     Attributes:
-        failures: failures of ops, without those of ops that only had poisoned operands.
+        failures: failures of ops, except ops that failed because an operand was poison.
         layout_mismatches: results whose layout the client predicted wrongly.
         halt, progress: as in `RunRequest`.
         stopped_at: number of the first op that did not run because the submission was cancelled, or None.
@@ -541,7 +541,7 @@ def _copy_to_new_memory(storage: torch.UntypedStorage, memory: int, values: Iter
 def _restore_overwritten(
     at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing
 ) -> bool:
-    """Make poisoned operands valid again if step number `at` overwrites them completely. Return False if it does not."""
+    """Make poisoned operands valid again if step number `at` overwrites them completely. Otherwise return False."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
         return False
@@ -557,7 +557,7 @@ def _restore_overwritten(
 
 
 def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
-    """Return True if the elements of a tensor are all bytes of its storage."""
+    """Return True if a tensor is contiguous and covers its whole storage."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 

@@ -112,9 +112,10 @@ class PrefixInputs:
     def shared_rows(
         self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
     ) -> Extent | None:
-        """Return how many leading entries of the last dimension are equal in the integer inputs of both runs.
+        """Return the rows of both runs. The first rows, for which all integer inputs are equal, are shared.
 
-        Return None if other inputs or the settings differ. The parameters are those of the later run.
+        Return None if the settings or other inputs differ, if all inputs are equal, or if the shapes do not fit. The
+        parameters are those of the later run. Rows are entries of an integer input's last dimension.
         """
         if settings != self.settings:
             return None
@@ -566,7 +567,7 @@ def _sizes(size: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 def _require(holds: bool) -> None:
     if not holds:
-        raise NoSharedPrefixError("the arguments of an op do not fit its rule")
+        raise NoSharedPrefixError("an op's arguments are not those that the rule for shared prefixes supports")
 
 
 def _rows_of(value: Any) -> Rows:

@@ -35,9 +35,9 @@ class ReadAllowance:
 class StorageNames:
     """Names of a device's storages. Storages with equal names have equal bytes. Thread-safe.
 
-    A name is one of these: the digest of the bytes (32 bytes), a position in a weight file (over 64), the key of a run's
-    result (40), or a random number, which is valid until a program writes into the storage. A client cannot upload bytes
-    whose digest equals a name of another kind. `forget` is called before a write.
+    A name is the digest of the storage's bytes (32 bytes long), a position in a weight file (over 64 bytes), the key of a
+    run's result (40 bytes), or a random number (32 bytes). A client cannot upload bytes whose digest equals a name of
+    another kind. `forget` is called before a write.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:

@@ -48,7 +48,7 @@ def counts_of(form: Form) -> CallArity:
     """Return the counts of a form (an op call).
 
     Raises:
-        ProtocolError: it has too many arguments, a text that is too long, or lists that are nested too deeply.
+        ProtocolError: the form has too many arguments, a text that is too long, or lists that are nested too deeply.
     """
     operands = slots = constants = total = 0
     for arguments in _lists((*form.args, *[value for _, value in form.kwargs]), form.op):
@@ -89,7 +89,7 @@ def check_template(template: Template) -> list[CallArity]:
     """Check a template, and return the counts of each of its forms.
 
     Raises:
-        ProtocolError: its numbers contradict each other, or it is too large.
+        ProtocolError: the template has invalid references, or is too large.
     """
     if max(len(template.code), len(template.forms)) > limits.INSTRUCTIONS:
         raise ProtocolError(

@@ -53,6 +53,7 @@ class Timings:
     """
 
     def __init__(self, instance: str, *, ops: bool) -> None:
+        """`instance`: id of this executor process. `ops`: as the attribute."""
         self.ops = ops
         self._instance = instance
         self._transfers: list[TransferTimes] = []

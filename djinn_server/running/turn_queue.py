@@ -103,7 +103,7 @@ class TurnQueue:
             seconds: duration of the turn.
             now: the time.
             again: True to queue the session again.
-            returns: True if the session's next submission may arrive within `moment`.
+            returns: True if the session may submit again within `self.moment` seconds. The device then waits for it.
         """
         account.used_seconds += seconds
         self.running = None

@@ -156,7 +156,7 @@ zero_filled_allocations: Final = _ZeroFilledAllocations()
 
 
 def zero_filling(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function like `kernel`, which runs the op `name`, whose results contain no uninitialized bytes."""
+    """Return a version of `kernel`, the kernel of the op `name`, whose results contain no uninitialized bytes."""
     if not needs_zero_fill(name):
         return kernel
     return functools.partial(_call_and_zero_fill if _returns_uninitialized(name) else call_with_zero_fill, kernel)

@@ -113,7 +113,7 @@ class MemoryIndex:
         return list(dict.fromkeys((*self._storages.get(storage, ()), *self._addresses.get(address, ()))))
 
     def on_reallocation(self, before: int, values: Mapping[int, Stored]) -> None:
-        """Index the values whose memory was at address `before` again, because they may have been reallocated."""
+        """Update the index for values whose memory was at address `before`, because they may have been reallocated."""
         for handle in self._addresses.pop(before, ()):
             if memory := memory_of(values.get(handle)):
                 self._addresses.setdefault(memory, {})[handle] = None

@@ -61,7 +61,7 @@ class Openings(Generic[T]):
         self._openings: dict[str, Opening[T]] = {}
 
     def of(self, address: str) -> Opening[T]:
-        """Return the opening of an address, and start it if necessary. A finished opening is returned once."""
+        """Return the opening of an address, and start it if necessary. Return a finished opening once only."""
         with self._lock:
             for finished in [
                 a

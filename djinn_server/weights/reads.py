@@ -100,7 +100,7 @@ class WeightReads:
         self.journal = Journal()
 
     def in_use(self, handle: int) -> bool:
-        """Return True if the session has or reads a value with this handle, so that a new value must wait for its end."""
+        """Return True if this handle has a value or a pending read, so that an upload under it must wait."""
         return (handle in self._values or handle in self.reading) and not self._uploads.is_open(handle)
 
     def read(self, request: ReadWeights) -> None:
@@ -267,5 +267,5 @@ class WeightReads:
             self._reader.keep_file(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
-        """Drop all weight files from the journal except those of `versions`: a snapshot replaces its records."""
+        """Drop all weight files from the journal except those of `versions`, because a snapshot replaces the records."""
         self.journal.contents.used_weights = versions

@@ -94,7 +94,7 @@ def list_published(published: NamingSource | None) -> PublishedReply:
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
     """Call `do`, which changes files, and send its reply. In a recovered session, send the logged reply instead.
 
-    The argument of `do` is True if an earlier executor died during the change, so that the files may be changed already.
+    The argument of `do` is True if an earlier executor died during the change and may have changed the files already.
     """
     first_decision: list[bytes | None] = []
 

@@ -393,10 +393,10 @@ class WeightReader:
         return sum(opened.files for opened in self._opened.values())
 
     def read(self, address: str, key: WeightKey) -> PartRead:
-        """Return a pending read of a part of a tensor. A read of the same part that is pending already is shared.
+        """Return a pending read of a part of a tensor. If the part has a pending read, return that read.
 
         Raises:
-            WeightsUnavailable: the files have another version now.
+            WeightsUnavailable: as in `_location`.
         """
         with self._lock:
             pending = self._pending_reads.get(key)
@@ -414,7 +414,7 @@ class WeightReader:
     def source_of(self, address: str, key: WeightKey) -> StoredBytes | None:
         """Return a source from which a part of a tensor can be read again.
 
-        Return None if the files have changed or are not on a local disk.
+        Return None if `_location` raises WeightsUnavailable, or if the file is not on a local disk.
         """
         try:
             location = self._location(address, key)
@@ -434,7 +434,7 @@ class WeightReader:
         """Return a part of a tensor as memory-mapped bytes, or None if the part must be read.
 
         Raises:
-            WeightsUnavailable: the files have another version now, or lack this part.
+            WeightsUnavailable: as in `_location`.
         """
         location = self._location(address, key)
         entry, start = location.entry, location.entry.start + key.start
@@ -480,7 +480,8 @@ class WeightReader:
         """Return the location of a key's tensor.
 
         Raises:
-            WeightsUnavailable: the files have another version now, or lack the part.
+            WeightsUnavailable: the files cannot be opened, have changed, lack the requested bytes of the tensor, or store
+                it in a dtype that the server cannot decode.
         """
         with self._lock:
             opened = self._opened.get(address)
