@@ -546,7 +546,7 @@ class ExecutorSession:
             self._reads.shares.forget([*work.free, *(bound.consumed(work.inputs) if bound is not None else ())])
         if pending is not None:
             begun = self._runs.after_turn(bound, pending, seconds) or begun
-        self._rounded |= run.rounded
+        self._rounded |= run.may_round_differently
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(
             begun - waited + work.paused_seconds, decoded - started, seconds, done - turn.executed, pressure

@@ -171,7 +171,7 @@ class Ledger:
         on_demand: True if eviction starts only after an op ran out of memory. Programs then run without `lock`, and
             inputs of the running program are not evicted.
         limit: maximum bytes of device memory.
-        spaces: spill spaces, the preferred one first.
+        spill_spaces: spill spaces, the preferred one first.
         process: meter of the process's memory.
         clock: number of steps (ops) that programs have run.
         sessions: the sessions whose values are counted.
@@ -188,11 +188,11 @@ class Ledger:
         self,
         runtime: DeviceRuntime,
         limit: int,
-        spaces: Sequence[SpillSpace],
+        spill_spaces: Sequence[SpillSpace],
         *,
         on_demand: bool = False,
     ) -> None:
-        self.on_demand, self.limit, self.spaces = on_demand, limit, spaces
+        self.on_demand, self.limit, self.spill_spaces = on_demand, limit, spill_spaces
         self.process = ProcessMemory(limit, None, reserve=0) if on_demand else process_memory(runtime.device, limit)
         self.clock = 0
         self.lock = threading.RLock()
@@ -235,7 +235,7 @@ class Ledger:
     @property
     def spilled(self) -> int:
         """Bytes in the spill spaces."""
-        return sum(space.used for space in self.spaces)
+        return sum(space.used for space in self.spill_spaces)
 
     def allocated(self) -> int | None:
         """Return the bytes that the device's allocator has allocated, or None on a CPU, where they are unknown."""
@@ -390,12 +390,12 @@ class Ledger:
                 data = self._runtime.deliver(data)
             except (RuntimeError, MemoryError) as error:
                 raise OSError(f"cannot spill {storage.nbytes():,} bytes to host memory: {error}") from error
-        for space in self.spaces[:-1]:
+        for space in self.spill_spaces[:-1]:
             try:
                 return space.write(data)
             except OSError as error:
                 _log.info("a spill space is full", location=space.location, error=str(error))
-        return self.spaces[-1].write(data)
+        return self.spill_spaces[-1].write(data)
 
     def make_movable(self, holding: Holding) -> bool:
         """Return True if a storage can be evicted.
@@ -428,7 +428,7 @@ class Ledger:
         """
         entry = self._table[holding.key]
         if entry.location == HOST and isinstance(entry.copy, SpillExtent) and entry.copy.block is not None:
-            disk_copy = self.spaces[-1].write(entry.copy.block)
+            disk_copy = self.spill_spaces[-1].write(entry.copy.block)
             self._free_copy(entry)
             entry.copy = disk_copy
 

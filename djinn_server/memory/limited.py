@@ -161,7 +161,7 @@ class LimitedRuntime(DeviceRuntime):
         return figures | {
             "total": total,
             "free": free,
-            "spill": sum(space.free_bytes() for space in self.ledger.spaces),
+            "spill": sum(space.free_bytes() for space in self.ledger.spill_spaces),
             "pressure": self.ledger.pressure.level,
         }
 

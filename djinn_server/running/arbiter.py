@@ -340,7 +340,7 @@ class ServedRun(StrategyRun):
         else:
             for place in needed:
                 run.env[place] = made[place]
-            run.outcome.rounded |= not self.exact
+            run.outcome.may_round_differently |= not self.exact
             self.skip_to(stop)
         self.replaced = True
 

@@ -386,7 +386,7 @@ class CacheableRun:
                     run.env[place] = value.detach()
                 else:
                     run.env[place] = value
-        run.outcome.rounded |= self._may_round  # the earlier run may have rounded differently
+        run.outcome.may_round_differently |= self._may_round  # the earlier run may have rounded differently
         self._pass_ops()
         return True
 
@@ -418,7 +418,7 @@ class CacheableRun:
         for place, value in zip(ops.results, results_at_places, strict=True):
             run.env[place] = value
         prefix_failures.store(ops.digest, 0)
-        run.outcome.rounded = True
+        run.outcome.may_round_differently = True
         self._pass_ops()
         return True
 

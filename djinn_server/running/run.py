@@ -48,7 +48,7 @@ class RunOutcome(msgspec.Struct):
         stopped_at: number of the first op that did not run because the submission was cancelled, or None.
         sharing: index of values by memory; None before the first failure.
         native_ops: number of ops that the library ran.
-        rounded: True if results may be rounded differently than by the ops.
+        may_round_differently: True if results may be rounded differently than by the ops.
     """
 
     failures: list[Failure] = msgspec.field(default_factory=list)
@@ -58,7 +58,7 @@ class RunOutcome(msgspec.Struct):
     stopped_at: int | None = None
     sharing: MemorySharing | None = None
     native_ops: int = 0
-    rounded: bool = False
+    may_round_differently: bool = False
 
     def reported_failures(self) -> tuple[Failure, ...]:
         """Return the first failures with truncated messages, for a client that does not fetch the affected values yet."""

@@ -108,7 +108,7 @@ class UploadAssembly:
 
         If the session has a journal, it links their file, because the store may evict the file.
         """
-        contents = self._contents()
+        contents = self._journal_blobs()
         journal_file = contents.find(digest, size) if contents is not None else None
         if journal_file is not None:
             return mapped_bytes(journal_file, size)
@@ -117,7 +117,7 @@ class UploadAssembly:
             contents.link(digest, self._store.file_of(digest))
         return data
 
-    def _contents(self) -> BlobFiles | None:
+    def _journal_blobs(self) -> BlobFiles | None:
         """Return the blob files of the session's journal, or None without a journal."""
         return self.journal.contents if self.journal.open or self.journal.replaying else None
 
@@ -238,7 +238,7 @@ class UploadAssembly:
     def _allocate(self, upload: UploadPart) -> torch.Tensor | None:
         try:
             self.check_limit(upload.size)
-            if self._contents() is None and self._store is not None and upload.handle in self.wanted:
+            if self._journal_blobs() is None and self._store is not None and upload.handle in self.wanted:
                 return torch.empty(upload.size, dtype=torch.uint8)  # the store needs the bytes in host memory
             return self._runtime.allocate(upload.size)
         except (RuntimeError, MemoryError) as error:
@@ -262,7 +262,7 @@ class UploadAssembly:
             self.refuse_bytes(upload, error)
 
     def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
-        contents = self._contents()
+        contents = self._journal_blobs()
         file = contents.finish(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.mark_verified):
             if data.device.type != "cpu":  # the copy to the device may still run

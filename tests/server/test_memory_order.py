@@ -89,7 +89,7 @@ def ledger():
     made = Ledger(CpuRuntime(), 16 * MIB, (FileSpill(DiskQuota()),))
     made.process = ProcessMemory(16 * MIB, None, reserve=2 * MIB)
     yield made
-    made.spaces[0].close()
+    made.spill_spaces[0].close()
 
 
 def one_after_the_other(count):
@@ -253,7 +253,7 @@ def test_full_disk_lets_weights_of_files_make_room(ledger, monkeypatch):
 
     session.run(one_after_the_other(2), [weight, weight])
     ledger.set_source(session.values[weight], File())
-    monkeypatch.setattr(ledger.spaces[0], "write", refuse)
+    monkeypatch.setattr(ledger.spill_spaces[0], "write", refuse)
     here = [handle for handle in given if session.is_here(handle)]
     assert weight in here
     session.give(99)
@@ -278,7 +278,7 @@ def test_spilled_value_is_transferred_whole(pack):
             number = given.index(handle if handle in given else handle - 1)
             assert value.eq(number).all()
             assert value.shape == session.values[handle].shape
-    ledger.spaces[0].close()
+    ledger.spill_spaces[0].close()
 
 
 def test_received_value_without_memory_is_lost_alone():

@@ -200,7 +200,7 @@ class Batch:
         self._advance(member)
         assert member.progress is not None
         member.outcome = member.progress.finish()
-        member.outcome.rounded = True
+        member.outcome.may_round_differently = True
 
     def _run_chain(self, start: int, stop: int) -> int:
         """Compute instructions from `start` to before `stop` for all runs that have reached `start`.

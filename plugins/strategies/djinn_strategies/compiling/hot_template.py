@@ -192,7 +192,7 @@ class HotTemplate(RunOffer):
                 if phase.try_run(run.run.env):
                     run.skip_to(region.stop)
                     if compiled is not None:
-                        run.run.outcome.rounded |= compiled.may_round_differently
+                        run.run.outcome.may_round_differently |= compiled.may_round_differently
                         run.run.grown = dict.fromkeys(compiled.growing_results, compiled)
             except WrittenError as error:
                 run.run.fail(region.stop, error)
