@@ -61,7 +61,7 @@ class Openings(Generic[T]):
         self._openings: dict[str, Opening[T]] = {}
 
     def of(self, address: str) -> Opening[T]:
-        """Return the opening of an address, and start it if necessary. Return a finished opening once only."""
+        """Return the opening of an address, and start it if necessary. A finished opening goes to one caller only."""
         with self._lock:
             for finished in [
                 a

@@ -49,9 +49,9 @@ def _classify_mask(graph: Graph, source: int) -> bool | None:
 
 
 def _comparison_results(graph: Graph, node: Node) -> list[bool | None]:
-    """Return a list with True if the node compares positions so that it hides later keys, and False if it hides none.
+    """Return a list with one item if a node compares positions, otherwise an empty list.
 
-    The item is None if the sides cannot be told apart. The list is empty if the node does not compare positions.
+    The item is True if the comparison hides later keys, False if it does not, and None if this is unknown.
     """
     pair = node.inputs[:2]
     if len(node.inputs) == 1:
@@ -71,7 +71,7 @@ def _comparison_results(graph: Graph, node: Node) -> list[bool | None]:
 
 
 def _varies_by_key(graph: Graph, value: int) -> bool | None:
-    """Return True if a value varies only along keys, False if it varies only along queries, or None."""
+    """Return True if a value varies only along keys, False if it varies only along queries, else None."""
     meta = graph.meta(value)
     varies = [len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2)]
     return varies[0] if varies[0] != varies[1] else None

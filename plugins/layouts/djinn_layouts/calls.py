@@ -68,7 +68,7 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Return True if an op made floats from integers. On the CPU, their dtype is the process's default dtype."""
+    """Return True if an op made floats from integers. On the CPU, such floats have the process's default dtype."""
     operands = [a for a in arguments if isinstance(a, torch.Tensor)]
     if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in operands):
         return False
@@ -130,7 +130,7 @@ def _ask_executor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 
 def _encode(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
-    """Return an argument with strided parts instead of non-strided tensors. Append its tensors to `operands`."""
+    """Return an argument with strided parts instead of non-strided tensors. Append the strided tensors to `operands`."""
     if isinstance(argument, PartsTensor):
         return _encode(argument.to_argument(), func, operands)
     if isinstance(argument, LazyTensor):

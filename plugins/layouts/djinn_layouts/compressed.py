@@ -40,9 +40,10 @@ def _layout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch
 
 
 def _part(name: str, attribute: str, by_rows: bool) -> Handler:
-    """Return the handler of the op `name`, such as `crow_indices`. `attribute`: of `CompressedTensor`, with the indices.
+    """Return the handler of an op such as `crow_indices`, which returns indices.
 
-    `by_rows`: True if the op exists for CSR and BSR, False if it exists for CSC and BSC.
+    `name`: name of the op. `attribute`: attribute of `CompressedTensor` with the indices. `by_rows`: True if the op
+    exists for CSR and BSR, False if it exists for CSC and BSC.
     """
 
     def part(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -134,7 +135,7 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `empty_like`, which copies the indices of its source, and `zeros_like`, which has no elements."""
+    """Handle `empty_like`, which copies the indices of its source, and `zeros_like`, whose result has no elements."""
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
     if layout not in LAYOUTS or (device is not None and not is_remote(device)):

@@ -88,7 +88,7 @@ def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]
     """Return the gradients of a sparse matrix product that reduces by maximum or minimum.
 
     Raises:
-        RuntimeError: an index of a selected value is not in the matrix. The kernel does not check the indices.
+        RuntimeError: the indices of the selected values are invalid. The kernel does not check them.
     """
     matrix, gradient, _, reduce, terms, *_ = positional
     if reduce in {"amax", "amin"} and (
@@ -97,7 +97,8 @@ def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]
         or bool(((terms < 0) | (terms > matrix.values().shape[0])).any())
     ):
         raise RuntimeError(
-            f"a sparse product by {reduce} has an invalid index: its matrix has {matrix.values().shape[0]} values"
+            f"the indices of the values that a sparse product by {reduce} selected are invalid: they must be int64, have "
+            f"the gradient's shape, and lie between 0 and {matrix.values().shape[0]}"
         )
     return op(*positional, **named)
 
@@ -141,7 +142,7 @@ class _Arguments:
         return copy
 
     def split_result(self, result: Any) -> list[torch.Tensor]:
-        """Split a result into a header and strided tensors. They share no memory with arguments, so writes stay visible."""
+        """Split a result into a header and strided tensors. Copy a tensor that shares memory with an argument."""
         if result is None:
             return _padded_parts([NO_RESULT])
         if not isinstance(result, torch.Tensor):
@@ -270,7 +271,7 @@ def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[
     """Return the header and parts of a nested tensor that is a view or not contiguous.
 
     The header has sizes, strides and offsets. The only part is the whole storage, in one dimension.
-    `begin`: offset, in this storage, of the argument that shares it, in elements. Offsets in the header start there.
+    Offsets in the header are relative to `begin`, the offset of the argument with this storage, in elements.
     """
     tables = torch_layouts.tables_of_nested(result)
     count, dims = tables[0].shape if tables[0].dim() == 2 else (0, 0)

@@ -18,7 +18,7 @@ class LayoutCalls(OperatorLibrary):
     operators = frozenset[str]()
 
     def implementation(self, op: str) -> Callable[..., Any] | None:
-        """Return the function that runs `op` on the executor, if `op` is `djinn::layout_call`."""
+        """Return the function that runs `op` on the executor if `op` is `djinn::layout_call`, else None."""
         return _layout_call if op == "djinn::layout_call" else None
 
 

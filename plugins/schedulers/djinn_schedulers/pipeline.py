@@ -1,4 +1,4 @@
-"""Pipeline scheduling: each device runs the ready step that is earliest in the program, so of the oldest micro-batch."""
+"""Pipeline scheduling: each device runs the earliest ready step of the program, from the oldest micro-batch."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class SimulationMode(TorchDispatchMode):
         return SimulatedCall(results, returns_several, self._seconds(flops, [*operands, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
-        """Return the roofline seconds of a call: the longer of the times of arithmetic and memory traffic, and the start."""
+        """Return the seconds of a call: its start, plus the longer of the times for arithmetic and for memory traffic."""
         nbytes = sum(t.numel() * t.dtype.itemsize for t in tensors)
         flops = flops or float(max((t.numel() for t in tensors), default=0))
         return OP_START_SECONDS + max(flops / (self._device.flops or 2e13), nbytes / (self._device.bandwidth or 5e11))

@@ -137,9 +137,10 @@ class _Search:
             self.batch.update(outputs)
 
     def _has_divisible_rows(self, node: Node, rows: frozenset[int]) -> bool:
-        """Return True if operands with rows and results have rows in a multiple of the batch size.
+        """Return True if the numbers of rows of operands and results are multiples of the batch size.
 
-        `rows`: the operands with rows. They must have equal numbers of rows, and be all operands with rows of the batch.
+        `rows`: the operands whose rows the op treats independently. They must have equal numbers of rows. No other operand
+        may have rows of the batch.
         """
         counts = {self.graph.meta(v).shape[0] for v in rows}
         outputs = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs

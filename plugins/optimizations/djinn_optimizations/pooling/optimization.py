@@ -60,9 +60,9 @@ class PoolFirst(Optimization):
 
 
 def _is_isolated(context: OptimizationContext, pair: Pair) -> bool:
-    """Return True if only nodes of the pair read its results except the pooled values, and no node in between writes them.
+    """Return True if `pair` can be replaced: nothing else uses its results, except the pooled values.
 
-    The other results are intermediate values and argmax indices. The inputs must not be written in between, either.
+    Also, no node between the nodes of the pair may write the inputs of the pair or its intermediate values.
     """
     graph = context.graph
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]

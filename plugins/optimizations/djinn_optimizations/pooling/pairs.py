@@ -118,6 +118,6 @@ def _pool(pooling: Pooling, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _last_writer(graph: Graph, pooling: Pooling) -> Node | None:
-    """Return the last op before the pooling that computed or wrote its input, or None if a program input is unwritten."""
+    """Return the last op that computed or wrote the pooling's input, or None for a program input that no op wrote."""
     writers = [n for n in graph.consumers(pooling.source) if pooling.source in n.writes and n.id < pooling.node.id]
     return writers[-1] if writers else graph.producer(pooling.source)

@@ -23,7 +23,7 @@ class Pooling:
         kind: "largest" for a max pooling, "average" for an average pooling.
         window: size of the windows along both dimensions, in elements. Empty for adaptive poolings and means.
         step: distance of the windows along both dimensions. Empty for adaptive poolings and means.
-        inside: True if all windows lie within the input.
+        windows_inside: True if all windows lie within the input.
     """
 
     node: Node

@@ -131,7 +131,7 @@ def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """Return `divided`, and the nodes of `run` whose results only nodes of the result use."""
+    """Return `divided`, extended by the nodes of `run` whose results only nodes of the extended set need."""
     removed = set(divided)
     for node in reversed(run):
         if node.id not in removed and not any(_is_needed(context, v, removed) for v in node.outputs):

@@ -90,9 +90,9 @@ def _is_elementwise(op: str) -> bool:
 
 
 def aligned_dim(shape: Sequence[int], result_dims: int, dim: int, rows: int) -> int | None:
-    """Return the dimension of an operand that broadcasts to dimension `dim` of a result, or None if it has not `rows` rows.
+    """Return the operand's dimension that broadcasts to dimension `dim` of a result, or None if none has size `rows`.
 
-    `shape`: of the operand. `result_dims`: number of dimensions of the result.
+    `shape`: sizes of the operand. `result_dims`: number of dimensions of the result.
     """
     operand_dim = dim - result_dims + len(shape)
     return operand_dim if operand_dim >= 0 and shape[operand_dim] == rows else None

@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """Register the optimization `recomputation`."""
+    """Return the optimization `recomputation`."""
     return [Recomputation()]

@@ -40,7 +40,7 @@ class ModalityFusion:
 
     Attributes:
         node: the op.
-        how: kind of fusion.
+        kind: kind of fusion.
         kinds: pairs of an operand's source and a modality of this operand.
     """
 

@@ -188,7 +188,7 @@ def computes_attention(graph: Graph, node: Node) -> bool:
 
 
 def _merge_chained(found: list[Network]) -> list[Network]:
-    """Merge each network with the only network that it feeds. Leave out networks that a network with more readers feeds."""
+    """Merge each network with the only network that it feeds. If a network feeds several, leave out the fed networks."""
     going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
     joined: dict[int, Network] = {}  # by the id of the last op
     for network in found:

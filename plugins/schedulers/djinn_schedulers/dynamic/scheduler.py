@@ -16,9 +16,9 @@ from djinn_schedulers.dynamic.frugal import frugal_order
 
 
 class Dynamic(Scheduler):
-    """Scheduler that chooses the fastest order of a few within `memory_limits`.
+    """Scheduler that tries a few orders, and chooses the fastest order within the `memory_limits`.
 
-    If orders meet the `latency_target`, it chooses the one with the lowest peak memory.
+    If some of these orders meet the `latency_target`, it chooses the order with the lowest peak memory among them.
     """
 
     name = "dynamic"

@@ -243,7 +243,7 @@ class _Machine:
         _checked_type(self.stack[-1], dict)  # the attribute `_metadata` of a state dict, which has no tensors
 
     def push_storage(self, _: Any) -> None:
-        record_kind, storage, key, _record_range, count = self.stack.pop()
+        record_kind, storage, key, _device, count = self.stack.pop()
         path = _checked_type(storage, _Global).path
         if record_kind != "storage" or path not in _STORAGES:
             raise ValueError(f"the file has a storage of the type {path!r}, which is not supported")

@@ -41,7 +41,7 @@ class StridedElements(Decoding):
     def _fill(self, to: torch.Tensor, file: WeightFile, first: int) -> None:
         """Fill `to` with elements. A large range is divided into halves.
 
-        `first`: offset of the first of them in the file, in elements after `start`.
+        `first`: offset of the first element in the file, counted in elements from `start`.
         """
         reach = span_of(to.shape, self.strides)
         if reach * to.itemsize > PIECE:

@@ -37,7 +37,7 @@ class HubSource(WeightSource):
         self._downloads = Downloads(self._own_cache, endpoint)
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """Return the address, whose `download` checks that a cache is complete, then the path in each cache."""
+        """Return the address, which `download` opens, then the path of the model in each cache."""
         name, revision, path = parse(address)
         caches = [repository_in(cache, name) for cache in self._caches(folders)]
         return [address, *(LocalPlace(_snapshot(folder, revision, path), immutable=True) for folder in caches)]
@@ -45,7 +45,7 @@ class HubSource(WeightSource):
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
         """Open the files of an address from a complete cache, or download missing files.
 
-        If the download fails, use a complete model in the own cache.
+        If the download fails, use a complete copy in the own cache.
         """
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
@@ -105,7 +105,7 @@ def parse(address: str) -> tuple[str, str, str]:
 
 
 def _snapshot(repository: Path, revision: str, path: str) -> Path:
-    """Return the path that a complete file or folder of a model has in its folder `repository` of a cache."""
+    """Return the path of a file or folder of a model. `repository`: folder of the model in a cache."""
     commit = revision  # a revision may be a commit hash
     if not (repository / "snapshots" / revision).is_dir():
         with contextlib.suppress(OSError, ValueError):

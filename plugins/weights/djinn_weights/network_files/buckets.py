@@ -45,7 +45,10 @@ class BucketFile(WeightFile):
         self._was_version_read = False
 
     def version(self) -> str:
-        """Return the object's metadata as text, which changes when the contents change: at first as it was when opened."""
+        """Return the object's metadata as text, which changes when the contents change.
+
+        The first call returns the metadata from when the object was opened, without a request.
+        """
         if not self._was_version_read:  # it was just opened
             self._was_version_read = True
             return self._first_version

@@ -96,7 +96,7 @@ class HttpsFile(WeightFile):
         self._range(0, memoryview(first))
 
     def version(self) -> str:
-        """Return the entity tag, date and size of the file as text, which changes after a read finds a changed file."""
+        """Return the file's entity tag, date and size as text. Once a read finds a changed file, the text differs."""
         return f"{self._metadata} {'changed' if self._has_changed else self.size}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:

@@ -21,7 +21,7 @@ class Pieces:
     def read(self, start: int, buffer: memoryview, read: Callable[[int, memoryview], None]) -> None:
         """Fill `buffer` by concurrent calls of `read(start, part_of_buffer)`. `start`: offset in the file, in bytes.
 
-        If a call fails, cancel the others that have not started, wait for the rest, and raise the first error.
+        If a call fails, cancel the calls that have not started, wait for the running calls, and raise the first error.
         """
         if len(buffer) <= PIECE:
             read(start, buffer)
