@@ -141,7 +141,7 @@ class SessionLost(DjinnError, ConnectionError):  # noqa: N818 - the state that i
 
 @public("forked-process")
 class ForkedProcess(SessionLost, RuntimeError):  # noqa: N818 - says where it is
-    """This process was forked from one that used the device."""
+    """This process was forked from a process that used the device."""
 
     def __init__(
         self,

@@ -34,8 +34,8 @@ class Probe:
 class CostModel(ABC):
     """Predict the work and time of ops. The planner calls it for the nodes of each new graph, in the client, from any thread.
 
-    If `estimate` raises or returns an estimate that is negative or not finite, the planner logs a warning that names the model
-    and asks the next model for the rest of this graph.
+    If `estimate` raises or returns a negative or infinite estimate, the planner logs a warning that names the model.
+    Then it asks the next model for the remaining nodes of this graph.
 
     A model with `probes` has parameters that `djinn calibrate` measures on each device. The result of `fit` is stored, and is
     in `device.calibration.models[name]` when `estimate` is called. `device.calibration` is None on a device that was not measured.
@@ -74,7 +74,7 @@ class CostModel(ABC):
 
         The client starts this process for devices of a pool that were never measured. Of several models, the first with a command
         is asked. The process has the settings of the device in its environment. It stores its results with `store_calibration` and
-        ends with exit status 0. It should take seconds, use the device for one or two of them, and yield to other work.
+        ends with exit status 0. It should take seconds, use the device for at most two seconds, and yield to other work.
         """
         return ()
 

@@ -158,8 +158,8 @@ def djinn_register_optimizations(settings: Any) -> Iterable[Optimization]:
     """Return the optimizations that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. Optimizations run once per new
-    graph, in the order that `before` and `after` demand, ties by name. The planner verifies each rewrite. It drops one that
-    raises or breaks an invariant, with a warning that names the optimization.
+    graph, in the order that `before` and `after` demand, ties by name. If an optimization raises
+    or its rewrite breaks an invariant, the planner drops the rewrite and logs a warning that names the optimization.
     """
     del settings
     raise NotImplementedError

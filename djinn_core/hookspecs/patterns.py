@@ -15,16 +15,16 @@ class Pattern(ABC):
     """Recognise one kind of subgraph. The planner calls it once for each new graph, in the client, from any thread.
 
     The planner caches the matches of a program. It reuses them for programs that differ in nothing that a pattern may read.
-    If `match` raises, or if a match does not fit the graph, the planner logs a warning that names the pattern and ignores its
-    matches for this graph.
+    If `match` raises, or if a match does not fit the graph, the planner logs a warning that names the pattern.
+    It ignores the pattern's matches for this graph.
 
     Attributes:
         name: unique among patterns.
         operations: ops without namespace and overload (`mm`) that a match must contain. The planner calls `match` only if the
             graph has one of these ops.
         tolerates_growth: True if the decisions do not depend on sizes that change from run to run, such as the length of a
-            sequence or of a cache. If every plugin object that takes part in a plan has it, the plan serves sizes up to 16 times
-            larger or smaller, otherwise up to 4 times. Plans always distinguish the sizes of a model's weights.
+            sequence or of a cache. If all plugin objects that take part in a plan tolerate growth, the plan serves sizes up to
+            16 times larger or smaller, otherwise up to 4 times. Plans always distinguish the sizes of a model's weights.
     """
 
     name: str

@@ -32,8 +32,8 @@ class PlacementContext(ShortRepr):
         fetch: values that the client requests after the program.
         memory_limits: the most bytes, inputs included, that the program may hold at once on a device, by device id.
             Devices without an entry have no limit.
-        margin: share of the single-device time that several devices must be predicted to save before they are used; 1
-            if the program should run on one device whenever it fits there.
+        margin: share of the single-device time that several devices must be predicted to save before they are used.
+            1 if the program should run on one device whenever it fits there.
     """
 
     graph: Graph

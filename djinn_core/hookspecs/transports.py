@@ -36,7 +36,7 @@ class TransportCapabilities:
         relayed: True if the server's gateway relays its frames; False if the executor itself listens.
         speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client first tries the transport with the
             greatest speed that both ends have.
-        named_only: True if the transport is used only on request: the operator names its scheme (`--transport
+        named_only: True if the transport is used only on request. The operator names its scheme (`--transport
             ucx=5560`), and the address that the client connects to has it (`ucx://gpu-box:5560`).
     """
 

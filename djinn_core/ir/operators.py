@@ -1,7 +1,7 @@
 """The allow-list of ops that a program may contain, equal on client and executor.
 
-An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms can
-express, and is not on the list of exclusions. Received names are only looked up in this list. Custom ops are allowed
+An overload is allowed if it is in PyTorch's `aten` namespace, forms can express all argument types of its schema, and
+the list of exclusions does not have it. Received names are only looked up in this list. Custom ops are allowed
 individually (`allow_custom`). An executor allows the ops that its operator chose. A client allows the ops that
 executors offer and the program calls. A received name of a custom op is only a dictionary key.
 """

@@ -1,7 +1,7 @@
 """The program: instructions in the order in which the user's code issued them.
 
-Storage is flat, because a program is recorded on the hot path: one `Call` per instruction, and for all instructions
-together one list of value handles and one of slots. `Program.instructions()` is the readable view.
+Storage is flat, because a program is recorded on the hot path. There is one `Call` per instruction. All instructions
+share one list of value handles and one list of slots. `Program.instructions()` is the readable view.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Signature:
         orders: order of dimensions by result, if the predicted layout was wrong.
         dtypes: dtype by result, for results whose dtype the kernel chooses.
         predicts: False if the executor was asked for the results: no prediction needs confirmation.
-        id: unique number. Its bits in `CONTENT` are equal in every process, so decisions by these bits, such as the
+        id: unique number. Its bits in `CONTENT` are equal in every process. So decisions by these bits, such as the
             positions at which a program is cut, depend on the program alone.
     """
 

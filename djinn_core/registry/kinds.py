@@ -15,8 +15,8 @@ class Kind(msgspec.Struct, frozen=True):
     `specification` imports the hook's module lazily, because the `commands` hook must load without PyTorch.
 
     Attributes:
-        name: plural name of the objects that its hook returns. It is the name in `djinn plugins` and in `Registry`, the
-            end of the name of the hook, and the name of the module that declares the hook.
+        name: plural name of the objects that its hook returns. It is also the name in `djinn plugins` and `Registry`,
+            the end of the hook's name, and the name of the hook's module.
         base_name: name of the base class of the objects, in that module.
         processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command
             `djinn`.

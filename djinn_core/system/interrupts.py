@@ -44,7 +44,7 @@ class InterruptMask:
 
     Attributes:
         depth: nesting depth of the main thread. Above 0, Ctrl-C is masked already, so callers may skip entering.
-        caught: signal and frame of a pending interrupt; None without one.
+        caught: signal and frame of a pending interrupt; None if no interrupt is pending.
         main: identity of the main thread.
         uninterruptible: reentrant context manager in which not even `check` delivers interrupts.
     """

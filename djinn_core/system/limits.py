@@ -67,7 +67,7 @@ else:
 
 
 def lower_priority(by: int) -> None:
-    """Give this process and its children idle priority. Do nothing if the system has no idle priority."""
+    """Add `by` to the nice value of this process and its children. Do nothing on systems without nice values."""
     nice = getattr(os, "nice", None)
     if nice is not None:
         nice(by)

@@ -72,7 +72,7 @@ def _find_entry() -> int | None:
 
 
 def _linker_functions() -> tuple[Any, Any, Any]:
-    """Return `backtrace`, `dladdr`, and a function that finds a function's start address. Return None if one is missing."""
+    """Return `backtrace`, `dladdr`, and a function that finds a function's start address; None for a missing one."""
     try:
         program = ctypes.CDLL(None)
     except TypeError:  # Windows has no `CDLL(None)`

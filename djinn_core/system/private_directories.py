@@ -1,7 +1,7 @@
 """Directories that only one user can write to: creation, checks, and removal of unused directories.
 
 An executor keeps its socket in such a directory, and removes it at its end. The next process that creates a directory
-removes the directories of killed processes: a directory is in use while a process holds a lock on it.
+removes the directories of killed processes. A directory is in use while a process holds a lock on it.
 """
 
 from __future__ import annotations

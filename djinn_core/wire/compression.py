@@ -34,7 +34,7 @@ def compressed(data: Buffer, item: int) -> bytes:
 
 
 def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryview:
-    """Decompress `data` to exactly `length` bytes. Never allocates more than that, whatever `data` announces.
+    """Decompress `data` to exactly `length` bytes. Never allocate more, even if `data` announces more.
 
     Raises:
         ProtocolError: the compression is unknown, or the result does not have `length` bytes.

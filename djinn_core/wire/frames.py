@@ -370,7 +370,7 @@ class FrameDecoder:
         if magic != _MAGIC:
             raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the peer Djinn?")
         if version != FRAME_VERSION or kind > (_STRIPED if self.takes_striped else _WHOLE):
-            raise ProtocolError(f"frame version {version} (kind {kind}) met version {FRAME_VERSION}; update one end")
+            raise ProtocolError(f"a frame has version {version} (kind {kind}), not {FRAME_VERSION}: update one end")
         limits = self.limits
         if head > limits.head or buffers > limits.buffers or body > limits.body:
             limits.check(head, buffers, body)

@@ -13,7 +13,7 @@ PRECISIONS: Final = (
 
 
 class NumericSettings(Message, frozen=True):
-    """Settings under which the following submissions of a session run, until the next such message; the defaults are PyTorch's.
+    """Settings for the submissions of a session until the next `NumericSettings`. The defaults are PyTorch's.
 
     Attributes without a description are switches of `torch.backends.cudnn`, `mkldnn` and `cuda.matmul`.
 

@@ -17,7 +17,7 @@ class Resume(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """The executor's reply to `Resume`: the number of frames that it has received. Later frames are numbered again.
+    """The executor's reply to `Resume`: the number of frames that it has received. Later frames are numbered.
 
     Attributes:
         instance: id of the process, as in `Attached`. If it has changed, the session was recovered, and other executors

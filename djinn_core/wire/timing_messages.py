@@ -44,8 +44,8 @@ class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True):
         executed: time at which its last instruction has run.
         done: time at which its results are ready.
         memory: bytes of the session's values at the end.
-        ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its start, and
-            its duration in seconds; negative if not measured. Empty if not requested.
+        ops: two little-endian float32 per instruction of the template: seconds from `begun` to its start, and its
+            duration in seconds. Negative if not measured. Empty if not requested.
         transfers: transfers from and to other executors of the pool since the previous reply.
     """
 

@@ -9,7 +9,7 @@ from djinn_core.ir.colocation import colocation_of, homes_of_values, resident_bl
 from djinn_core.ir.graph import Node
 from djinn_core.ir.placement import Placement, PlacementDecision
 
-_STAYS = "what it writes is there"
+_STAYS = "the memory that it writes is there"
 
 
 class BlockHomes:

@@ -1,7 +1,7 @@
 """Search for a placement that fits, after the placements of policies did not.
 
-Small programs are searched completely by backtracking: blocks of values get devices in program order, and a partial
-placement that does not fit is cut off. For larger programs, devices are filled one after the other, in several orders
+Small programs are searched completely by backtracking: blocks of values get devices in program order, and partial
+placements that do not fit are abandoned. For larger programs, devices are filled one after the other, in several orders
 and with increasing headroom. Then blocks move away from overfull devices as long as the shortage shrinks. The number of
 examined placements is bounded. Only memory, dtypes and ops count, not speed.
 """
@@ -151,7 +151,7 @@ class _Search:
             )
 
     def _obstacle(self, name: str, block: _Block) -> str:
-        """Return the reason why a device could not hold a block even if it were empty; otherwise an empty string."""
+        """Return the reason why a device could not hold a block even without other blocks; empty if it could."""
         there = _bytes(self.capacity[name])
         for node in block.nodes:
             if reason := missing_capability(self.context, node, self.devices[name]):
@@ -166,7 +166,7 @@ class _Search:
     # --- complete -----------------------------------------------------------------------------------------------
 
     def search_blocks(self, position: int, homes: dict[int, str]) -> Placement | None:
-        """Return the first fitting placement that extends `homes`; None if there is none, or at the work limit.
+        """Return the first fitting placement that extends `homes`; None if none was found within the work limit.
 
         `position` is the position of the next block. `homes` has the devices of the earlier blocks.
         """

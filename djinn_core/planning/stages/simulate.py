@@ -1,10 +1,10 @@
 """Discrete-event simulation of a schedule.
 
-Every device executes its steps in order. A `Run` takes the time that cost models predict. A `Send` starts at once. It
-occupies the outgoing link of its device and the incoming link of the other device, one transfer at a time, for bytes
-divided by bandwidth. It arrives one latency later. A `Receive` waits for the arrival. Uploads and fetches work in the
-same way, with the client as the other end. Memory is counted by storage: initial contents, arrivals and results, minus
-frees.
+Every device executes its steps in order. A `Run` takes the time that cost models predict. A `Send` starts at once. The
+transfer occupies the outgoing link of its device and the incoming link of the other device for bytes divided by
+bandwidth. A link has one transfer at a time. The bytes arrive one latency later. A `Receive` waits for the arrival.
+Uploads and fetches work in the same way, with the client as the other end. Memory is counted by storage: initial
+contents, arrivals and results, minus frees.
 """
 
 from __future__ import annotations

@@ -426,7 +426,7 @@ class ReliableConnection(ReconnectingConnection):
                 self._read_lock.release()
 
     def _check_ahead(self) -> None:
-        """Check the number of frames read ahead. By default there is no limit, because all were requested.
+        """Check the number of frames read ahead. By default there is no limit, because this end requested all of them.
 
         Raises:
             ProtocolError: too many frames were read ahead.

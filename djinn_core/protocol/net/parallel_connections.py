@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ParallelConnections:
-    """The parallel connections that belong to one main connection. One thread may send, and one receive.
+    """The parallel connections that belong to one main connection. One thread may send while another receives.
 
     Attributes:
         torn: True if an interrupt has left a striped frame incomplete. The caller that processes the result of

@@ -358,7 +358,7 @@ class AcceptedConnection(SocketConnection):
         super().close()
 
     def _discard(self, deadline: float) -> None:
-        """Discard bytes until the other end closes as well, within limits. A thread in `receive` does the same."""
+        """Discard bytes until the other end closes as well, within limits. Do nothing while another thread receives."""
         room = _LINGER_BYTES
         scratch = bytearray(_DISCARD_BYTES)
         if not self._receive_lock.acquire(timeout=_LINGER_SECONDS):

@@ -22,8 +22,8 @@ class DataKinds:
     """The nodes that each kind of input data reaches.
 
     Attributes:
-        modalities: the kind of each node, as in `WorkloadProfile.modalities`. A node whose result only reaches nodes of one kind
-            has that kind.
+        modalities: the kind of each node, as in `WorkloadProfile.modalities`. If a node's result reaches
+            nodes of one kind only, the node has that kind.
     """
 
     modalities: tuple[Modality, ...]

@@ -68,7 +68,7 @@ def kind_of(lineage: int) -> Modality:
 
 
 def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
-    """Return the kind of data of each node. A node whose result only reaches nodes of one kind has that kind.
+    """Return the kind of data of each node. If a node's result reaches nodes of one kind only, it has that kind.
 
     A node whose result no node uses, such as a mask that is only tested, has the kind of its operands.
     """

@@ -86,7 +86,7 @@ def _linear_layers(graph: Graph, first: Node, last: int) -> list[Node]:
 
 
 def _decoder_start(graph: Graph, latent: Node) -> int:
-    """Return the id of the first decoder node: after the latent, or after its residual add if it has one."""
+    """Return the id of the first decoder node: after the latent, or after the residual add that follows it."""
     users = graph.flow.users(latent.id)
     return (users[0] if len(users) == 1 and graph.nodes[users[0]].operation in _SUMS else latent.id) + 1
 

@@ -1,8 +1,8 @@
 """Recurrent states of text models other than key-value caches: read, updated and kept for the next program.
 
 State-space layers, recurrent mixers and memories of past inputs are recognised by how they keep their state, not by
-their ops. A state has one of three forms: an existing buffer written in place, an existing value that the program
-appends to, or a new buffer that is filled and outlives the program.
+their ops. A state has one of three forms: a buffer that the program writes in place, a value that it appends to,
+or a new buffer that it fills and that outlives it.
 """
 
 from __future__ import annotations
