@@ -14,7 +14,7 @@ from djinn_fakegpu.library import load
 
 
 class FakeGpuRuntime(DeviceRuntime):
-    """The default device runtime with memory that other executors of the host can open."""
+    """Device runtime whose memory other executors of the host can open."""
 
     opens_memory = True
 

@@ -67,8 +67,8 @@ def _least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
 class Affinity(AssignmentPolicy):
     """Assign a session to the executor that holds its data, unless another executor has much less load.
 
-    If the session has a hint, it prefers executors on which a session with the same hint began. Otherwise it prefers
-    the executor with most data of the tenant.
+    If the session has a hint, the policy prefers executors on which a session with this hint began. Otherwise, it
+    prefers the executor with most of the tenant's data.
     """
 
     name = "affinity"

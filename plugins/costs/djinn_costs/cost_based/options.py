@@ -144,7 +144,7 @@ class Options:
         return Option(fastest, lambda _: reason)
 
     def _single_devices(self) -> list[DeviceCapabilities]:
-        """Return one device of each model with memory for all inputs. The fastest model comes first."""
+        """Return one device of each model whose free memory suffices for all inputs. The fastest model comes first."""
         total = sum(self.work.sizes.values())
         candidates: dict[int, DeviceCapabilities] = {}
         for device in self.devices:
@@ -260,9 +260,9 @@ def _device_of_operands(unit: Unit, listing: ListScheduler) -> str | None:
 
 
 def _next_part(device_of_unit: Mapping[int, str], index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return the device of the unit's segment if the unit has new inputs.
+    """Return the device of a unit: its home, else the device with most of its inputs if these exceed its new bytes.
 
-    Any other unit follows its inputs and operands.
+    Otherwise, a unit without new bytes follows its operands. Any other unit runs on the device of its segment.
     """
     homes, leader = listing.result.homes, listing.work.blocks.leader
     new_bytes = unit.kept_bytes + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)

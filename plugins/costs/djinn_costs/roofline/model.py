@@ -114,7 +114,7 @@ class MeasuredRoofline(CostModel):
         return {**fitted, "between": max(0.0, *excess)} if excess else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
-        """Return the seconds to read the program inputs among the operands of a node from memory.
+        """Return the seconds to read a node's operands from memory, as far as they are inputs of the program.
 
         These inputs are not cached, because the rest of the program has run since they were last read.
         """

@@ -35,7 +35,7 @@ class Box:
         own_chips: names of the patterns that are in no inner box.
         tip: all facts about the part, one per line.
         phase: phase of nearly all ops, or `MIXED`.
-        share: share of the program's predicted time, or of its ops without predictions.
+        share: share of the program's predicted time; without predictions, share of its ops.
         count: number of equal parts that the box stands for.
         is_own: True if the part consists of ops that belong to no inner module.
         inner: inner boxes.
@@ -197,7 +197,7 @@ class _SceneBuilder:
         return [part.parts[i] for i in children], sorted(edges), entering, leaving
 
     def _draws_flow(self, source: int, user: int) -> bool:
-        """Return True to draw an arrow from `source` to `user`: into a phase of training, only from the same phase."""
+        """Return True if an arrow from `source` to `user` is drawn: none enters a training phase from another phase."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 

@@ -33,7 +33,7 @@ class Scheduler:
     """Create schedules of graphs, without a session. Thread-safe.
 
     The methods are *cost-aware* (all stages, all plugins), *basic* (the built-in placement and order, no plugins) and
-    *minimal* (every node on the first device, in one step). If a method fails, a warning is logged, and the next runs.
+    *minimal* (every node on the first device, in one step). If a method fails, it logs a warning and tries the next.
     """
 
     def __init__(

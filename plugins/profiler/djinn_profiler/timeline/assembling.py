@@ -84,7 +84,7 @@ class AssembledTimeline:
 
 
 def executor_name(number: int) -> str:
-    """Return the display name of executor `number`. Number 0 is the only executor."""
+    """Return the display name of executor `number`. 0 means the only executor."""
     return f"executor {number}" if number else "executor"
 
 

@@ -71,7 +71,7 @@ Activity = tuple[str, str, float, float, UserPlace | None, int, int]
 
 @attrs.frozen
 class Range:
-    """A range of `torch.profiler.record_function`, in which its thread recorded the instructions `first` to before `stop`."""
+    """A range of `torch.profiler.record_function`. The thread recorded `first` to `stop` (exclusive) in it."""
 
     name: str
     begun: float
@@ -168,7 +168,7 @@ class SubmissionRecord:
         line: line of its wait, or of `site`; set at the block's end.
         prepared: its plan, if it runs ops.
         program: the instructions of `thread` from `first` on, or None if instructions are not timed.
-        failures: failed instructions.
+        failures: number of failed instructions.
     """
 
     executor: int

@@ -43,8 +43,8 @@ class Thresholds:
         long_seconds: least total time of these runs.
         observed: number of runs from which the relation of the sizes is inferred.
         checks: number of runs in which compiled code must give equal results before it is timed.
-        misses: number of consecutive runs that do not fit the compiled code until it is dropped. After this many
-            consecutive comparisons that raise, the template is never compiled again.
+        misses: after this many consecutive runs that do not fit, compiled code is dropped. After this many consecutive
+            comparisons that raise, the template is never compiled again.
         tries: maximum number of compilations of a template.
     """
 

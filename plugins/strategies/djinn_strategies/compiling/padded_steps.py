@@ -55,7 +55,7 @@ class Padded:
 
     @property
     def from_right(self) -> int:
-        """Index of the padded dimension, counted from the last dimension, which is 1."""
+        """Position of the padded dimension from the right. The last dimension has position 1."""
         return self.tensor.dim() - self.dim
 
     def like(self, tensor: torch.Tensor, dim: int | None = None) -> Padded:
@@ -232,7 +232,7 @@ class PaddedRun:
         return line
 
     def _require_sign(self, line: LinearSize, below: int | None) -> None:
-        """Restrict `n` so that `line` keeps its sign: negative if `below` is 0, zero or positive if `below` is None."""
+        """Restrict `n` so that `line` stays negative (if `below` is 0), or not negative (if `below` is None)."""
         if line.times not in {-1, 0, 1}:
             raise UnpaddableError("a bound of a slice is a multiple of the growing length")
         if below is None:

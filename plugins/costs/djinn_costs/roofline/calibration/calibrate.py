@@ -153,7 +153,7 @@ class Bench:
 
 
 def _median_seconds(times: Sequence[float], rest: float) -> float:
-    """Return the median of `times`, minus `rest`: the seconds of an empty submission."""
+    """Return the median of `times` minus `rest`, an empty submission's seconds; at least a quarter of the median."""
     median = statistics.median(times)
     return max(median - rest, median / 4)
 
