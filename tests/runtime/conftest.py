@@ -9,8 +9,8 @@ from servers import started
 
 
 @pytest.fixture(scope="session")
-def wrong(python, plain_environment, tmp_path_factory):
-    """A server whose executor has wrong kernels; its connection file."""
+def wrong_server_file(python, plain_environment, tmp_path_factory):
+    """Return the connection file of a server whose executor has wrong kernels."""
     folder = tmp_path_factory.mktemp("wrong")
     command = [Path(__file__).with_name("wrong_executor.py"), "serve", folder / "connection.json"]
     server = started(python.start, command, folder, plain_environment)
@@ -19,9 +19,9 @@ def wrong(python, plain_environment, tmp_path_factory):
 
 
 @pytest.fixture
-def on_wrong_executor(wrong):
-    """The device, on that executor; gives its name."""
+def on_wrong_executor(wrong_server_file):
+    """Connect to the executor with wrong kernels. Yield the device's name."""
     from configured import configured
 
-    with configured(connection_file=wrong):
+    with configured(connection_file=wrong_server_file):
         yield "remote_accelerator:0"

@@ -16,8 +16,8 @@ from djinn_client.runtime.planning import ab_tests
 REMOTE = "remote_accelerator:0"
 
 
-class Slower(Optimization):
-    """Does each `linear` sixteen times; right, and useless."""
+class SlowerLinear(Optimization):
+    """An optimization that computes each `linear` sixteen times. It is correct and slow."""
 
     name = "slower"
     tolerates_growth = True
@@ -43,8 +43,8 @@ class Slower(Optimization):
         return [results[1] + 0 * sum(results)]
 
 
-class Judge(hooks.Judge):
-    """Has seen enough when there are three runs of each way, and says what it was told to say."""
+class FixedJudge(hooks.Judge):
+    """A judge that returns `verdict` once it has three runs of each variant."""
 
     name = "judge"
     tolerates_growth = True
@@ -64,8 +64,8 @@ class Judge(hooks.Judge):
         return self.verdict if min(len(trial.with_it), len(trial.without)) >= 3 else None
 
 
-class Offered:
-    """A plugin that offers optimizations."""
+class OptimizationPlugin:
+    """A plugin that registers optimizations."""
 
     djinn_api_version = "2.0"
 
@@ -79,7 +79,7 @@ class Offered:
 
 @pytest.fixture
 def session(monkeypatch):
-    """A session in this process with so many plugins, in which nothing has to run for long before it is tried."""
+    """Return a function that opens an inline session with these plugins, which tries optimizations at once."""
     monkeypatch.setattr(ab_tests, "PLANNING_PAYBACK", 0)
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -109,14 +109,14 @@ def layer_and_data():
     return step, there, given
 
 
-def tried():
+def trial_counts():
     found = djinn.stats()
     return found["optimizations_tried"], found["optimizations_switched_off"]
 
 
 @torch.no_grad()
 def test_weight_only_result_runs_with_its_program(session):
-    session(Offered(Slower()))
+    session(OptimizationPlugin(SlowerLinear()))
     torch.manual_seed(0)
     layer, rows = torch.nn.Linear(16, 8), torch.nn.Parameter(torch.randn(4, 16))
     data = torch.randn(3, 16)
@@ -129,25 +129,25 @@ def test_weight_only_result_runs_with_its_program(session):
 
 
 def test_slower_optimization_is_switched_off(session):
-    session(djinn_optimizations.adaptive, Offered(Slower()))
+    session(djinn_optimizations.adaptive, OptimizationPlugin(SlowerLinear()))
     step, *_ = layer_and_data()
     for _ in range(ab_tests.MIN_RUNS + 4 * ab_tests.MAX_RUNS_PER_ARM):
         step()
-        if tried()[1]:
+        if trial_counts()[1]:
             break
-    assert tried() == (1, 1)
+    assert trial_counts() == (1, 1)
 
 
-def test_runs_alternate_until_verdict(session):
-    judge = Judge(verdict=False)
-    session(Offered(Slower(), judge))
+def test_trial_alternates_runs_until_verdict(session):
+    judge = FixedJudge(verdict=False)
+    session(OptimizationPlugin(SlowerLinear(), judge))
     step, there, given = layer_and_data()
     for _ in range(ab_tests.MIN_RUNS + 1):
         step()
-    assert tried() == (0, 0)
+    assert trial_counts() == (0, 0)
     for _ in range(2 * (ab_tests.WARMUP_RUNS + 3) + 2):
         step()
-    assert tried() == (1, 1)
+    assert trial_counts() == (1, 1)
     assert {t.optimization for t in judge.trials} == {"slower"}
     assert all(abs(len(t.with_it) - len(t.without)) <= 1 for t in judge.trials), "in turns"
     before = djinn.stats()["instructions_sent"]
@@ -159,12 +159,12 @@ def test_runs_alternate_until_verdict(session):
 
 
 def test_faster_optimization_stays(session):
-    session(Offered(Slower(), Judge(verdict=True)))
+    session(OptimizationPlugin(SlowerLinear(), FixedJudge(verdict=True)))
     step, there, given = layer_and_data()
     with client.record_plans() as plans:
         for _ in range(3 * ab_tests.MIN_RUNS):
             step()
-        assert tried() == (1, 0)
+        assert trial_counts() == (1, 0)
         made = djinn.stats()["plans_made"]
         for _ in range(3):
             step()
@@ -178,19 +178,19 @@ def test_faster_optimization_stays(session):
 
 @pytest.mark.parametrize("verdict", [ValueError("oops"), "yes"])
 def test_failing_judge_is_named_and_keeps_the_plan(session, caplog, verdict):
-    session(Offered(Slower(), Judge(verdict)))
+    session(OptimizationPlugin(SlowerLinear(), FixedJudge(verdict)))
     step, *_ = layer_and_data()
     for _ in range(3 * ab_tests.MIN_RUNS):
         step()
-    assert tried() == (1, 0)
+    assert trial_counts() == (1, 0)
     failed = [r for r in caplog.records if "a plugin failed" in r.getMessage()]
     assert len(failed) == 1
     assert "optimization 'judge'" in failed[0].getMessage() + str(vars(failed[0]))
 
 
-def test_no_trial_without_judge(session):
-    session(Offered(Slower()))
+def test_optimization_is_not_tried_without_judge(session):
+    session(OptimizationPlugin(SlowerLinear()))
     step, *_ = layer_and_data()
     for _ in range(2 * ab_tests.MIN_RUNS):
         step()
-    assert tried() == (0, 0)
+    assert trial_counts() == (0, 0)

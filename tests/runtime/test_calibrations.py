@@ -17,7 +17,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_calibration_key(cache):
+def test_calibration_key_includes_device_and_versions(cache):
     assert calibration_of(HERE) is None
     file = store_calibration(HERE, {"a": {"x": 1}})
     assert file.is_relative_to(cache)

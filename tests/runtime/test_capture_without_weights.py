@@ -15,8 +15,8 @@ from djinn.planning import DataResidency, ExecutionPhase, WorkloadType
 from djinn_client.interception.recording.recorder import recorders
 
 
-class EverythingAtOnce(nn.Module):
-    """Tied weights, views of them, buffers that are written, a recurrent layer, and a parameter used by itself."""
+class MixedModel(nn.Module):
+    """A model with tied weights, views of them, written buffers, a recurrent layer, and a free parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> djinn.p
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD], ids=["adamw", "sgd"])
 def test_meta_training_step_equals_real(make) -> None:
     with torch.device("meta"):
-        model = EverythingAtOnce()
+        model = MixedModel()
     optimizer = make(model.parameters(), lr=0.1)
     graph = training_step(model, optimizer)
-    real = EverythingAtOnce().to("remote_accelerator:0")
+    real = MixedModel().to("remote_accelerator:0")
     same = training_step(real, make(real.parameters(), lr=0.1))
     assert [n.op for n in graph.nodes] == [n.op for n in same.nodes]
     assert (graph.topology_hash, graph.shape_hash) == (same.topology_hash, same.shape_hash)

@@ -109,26 +109,26 @@ def test_plan_stops_at_requested_stage() -> None:
 def test_repeated_capture_is_not_analysed(monkeypatch) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).to(DEVICE)
     analysed = []
-    monkeypatch.setattr("djinn_core.planning.pipeline.annotate", counted(analysed, annotate))
-    monkeypatch.setattr("djinn_core.planning.pipeline.estimate", counted(analysed, estimate))
+    monkeypatch.setattr("djinn_core.planning.pipeline.annotate", record_calls(analysed, annotate))
+    monkeypatch.setattr("djinn_core.planning.pipeline.estimate", record_calls(analysed, estimate))
 
-    def captured_on(rows: int, layers: torch.nn.Module = model) -> PipelineResult:
+    def capture_on(rows: int, layers: torch.nn.Module = model) -> PipelineResult:
         with djinn.capture() as captured:
             layers(torch.ones(rows, 8, device=DEVICE)).sum()
         assert captured.profile.phases
         assert "Linear" in djinn.explain(captured)
         return djinn.plan(captured)
 
-    first, second = captured_on(3), captured_on(3)
+    first, second = capture_on(3), capture_on(3)
     assert analysed == ["annotate", "estimate"]
     assert second.schedule is not None
     assert second.graph is not first.graph
     assert set(second.schedule.replace) <= set(second.graph.outputs) | {
         v for n in second.graph.nodes for v in n.outputs
     }
-    captured_on(4)
+    capture_on(4)
     assert len(analysed) == 4  # of another size, all figures are other ones
-    captured_on(3, torch.nn.Sequential(model))
+    capture_on(3, torch.nn.Sequential(model))
     assert len(analysed) == 6  # modules of another name
     scheduler = djinn.compat.Scheduler()
     made = [scheduler.create_schedule(result.graph) for result in (first, second)]
@@ -136,14 +136,14 @@ def test_repeated_capture_is_not_analysed(monkeypatch) -> None:
     assert [schedule.program for schedule in made] == [first.graph.program, second.graph.program]
 
 
-def counted(seen: list[str], stage: Callable[..., object]) -> Callable[..., object]:
-    """The stage, which puts its name into `seen` when it is called."""
+def record_calls(seen: list[str], stage: Callable[..., object]) -> Callable[..., object]:
+    """Return the stage, wrapped so that each call appends its name to `seen`."""
 
-    def called(*args: object, **kwargs: object) -> object:
+    def call_stage(*args: object, **kwargs: object) -> object:
         seen.append(stage.__name__)
         return stage(*args, **kwargs)
 
-    return called
+    return call_stage
 
 
 @pytest.mark.usefixtures("embedded")
@@ -165,8 +165,8 @@ def test_get_graph_without_capture_raises(python, plain_environment) -> None:
     assert "this thread has captured no program" in done.stderr
 
 
-class Listening:
-    """An observer that remembers, and one that raises."""
+class ObserverPlugin:
+    """A plugin with an observer that records events, and one that raises."""
 
     djinn_api_version = "2.0"
 
@@ -193,7 +193,7 @@ class Listening:
 
 
 def test_raising_observer_does_not_stop_others() -> None:
-    plugin = Listening()
+    plugin = ObserverPlugin()
     djinn.shut_down()
     djinn.configure(plugins=[plugin], threads=1, memory_limits={"": 1 << 40})
     try:

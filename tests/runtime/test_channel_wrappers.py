@@ -29,7 +29,7 @@ class TestSlowNetwork(ChannelConformance):
 
 
 def losses(at_step_4=lambda: None):
-    """Losses of a few steps."""
+    """Return the losses of a few steps."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 2))
     model, given, found = model.to(REMOTE), torch.randn(4, 8).to(REMOTE), []
@@ -57,8 +57,8 @@ def network():
 
 
 @pytest.fixture
-def messages():
-    """What counts messages that the client has sent and received since the beginning of the test."""
+def count_messages():
+    """Return a function that counts the client's sent and received messages since the start of the test."""
 
     def count():
         stats = djinn.stats()
@@ -77,11 +77,11 @@ def test_wrapper_plugin_imports_djinn_only():
 
 
 @pytest.mark.parametrize("executor", ["process", "inline"])
-def test_wrapper_sees_all_frames(expected, network, messages, executor):
+def test_wrapper_sees_all_frames(expected, network, count_messages, executor):
     with configured(threads=1, executor=executor, plugins=[Plugin(network)]):
         assert losses() == expected
         (channel,) = network.wrapped
-        assert channel.frames == messages()
+        assert channel.frames == count_messages()
         assert channel.nbytes[1] > 0
         assert not channel.logged
         djinn.shut_down()
@@ -90,11 +90,11 @@ def test_wrapper_sees_all_frames(expected, network, messages, executor):
     assert (context.attached.device.kind, context.standby) == ("cpu", ())
 
 
-def test_wrapper_sees_frames_once_after_break(expected, network, messages):
+def test_wrapper_sees_frames_once_after_break(expected, network, count_messages):
     with configured(threads=1, plugins=[Plugin(network)]):
         assert losses(break_connection) == expected
         (channel,) = network.wrapped
-        assert channel.frames[0] == messages()[0]
+        assert channel.frames[0] == count_messages()[0]
 
 
 def test_pool_wraps_each_executor(network):
@@ -104,7 +104,7 @@ def test_pool_wraps_each_executor(network):
         assert [min(channel.frames) > 0 for channel in network.wrapped] == [True, True]
 
 
-def test_wrapper_is_outside_failover(expected, network, messages):
+def test_wrapper_is_outside_failover(expected, network, count_messages):
     plugins = [Plugin(network), "standby"]
     with configured(threads=1, recover=False, standby=["engine"], plugins=plugins):
         assert losses(lambda: os.kill(executor_processes()[0], signal.SIGKILL)) == expected
@@ -112,7 +112,7 @@ def test_wrapper_is_outside_failover(expected, network, messages):
         assert context.standby == ()
         assert channel.logged
         assert channel.successor is not None
-        assert channel.frames[0] == messages()[0], "what is sent again does not pass it again"
+        assert channel.frames[0] == count_messages()[0], "what is sent again does not pass it again"
 
 
 def test_standby_without_failover_wrapper_is_refused(network):
@@ -123,14 +123,14 @@ def test_standby_without_failover_wrapper_is_refused(network):
     assert not network.wrapped
 
 
-class Broken(ChannelWrapper):
+class WrapperWithoutChannel(ChannelWrapper):
     name = "slow"
 
     def wrap(self, channel, context):
         raise ValueError("no cable")
 
 
-class Forgetful(ChannelWrapper):
+class WrapperReturningNone(ChannelWrapper):
     name = "slow"
 
     def wrap(self, channel, context):
@@ -138,14 +138,14 @@ class Forgetful(ChannelWrapper):
 
 
 def test_wrapper_without_channel_is_named():
-    with configured(plugins=[Plugin(Forgetful())]):
+    with configured(plugins=[Plugin(WrapperReturningNone())]):
         with pytest.raises(PluginError, match=r"slow.*returned a NoneType, not a channel"):
             djinn.init()
         assert not client.is_initialized()
 
 
 def test_raising_wrapper_is_named():
-    with configured(plugins=[Plugin(Broken())]):
+    with configured(plugins=[Plugin(WrapperWithoutChannel())]):
         with pytest.raises(PluginError, match=r"slow.*wrapping the channel.*raised ValueError: no cable"):
             djinn.init()
         assert not client.is_initialized()
@@ -153,29 +153,29 @@ def test_raising_wrapper_is_named():
         assert torch.ones(2, device=REMOTE).sum().item() == 2.0
 
 
-class BreakingAtTheSecond(SlowNetwork):
+class BreakingSecondChannel(SlowNetwork):
     def wrap(self, channel, context):
         if self.wrapped:
             raise ValueError("no second cable")
         return super().wrap(channel, context)
 
 
-class Tight(ChannelWrapper):
+class RaisingWrapper(ChannelWrapper):
     name = "tight"  # after "slow"
 
     def wrap(self, channel, context):
         raise ValueError("nothing fits around it")
 
 
-class WithOneAround(Plugin):
+class TwoWrappers(Plugin):
     @hookimpl
     def djinn_register_channels(self):
-        return [self.network, Tight()]
+        return [self.network, RaisingWrapper()]
 
 
 @pytest.mark.parametrize(
     ("executors", "plugin"),
-    [(2, Plugin(BreakingAtTheSecond())), (1, WithOneAround(SlowNetwork()))],
+    [(2, Plugin(BreakingSecondChannel())), (1, TwoWrappers(SlowNetwork()))],
     ids=["another", "outer"],
 )
 def test_channels_close_when_other_wrapper_raises(executors, plugin):

@@ -13,13 +13,13 @@ from djinn_client.interception.runtime_interface import port
 
 @torch.library.custom_op("djinn_tests::soft_sign", mutates_args=(), device_types="cpu")
 def soft_sign(x: torch.Tensor) -> torch.Tensor:
-    """An op of the user's own: no executor has heard of it."""
+    """An op of the user that no executor has."""
     return x / (1 + x.abs())
 
 
 @torch.library.custom_op("djinn_tests::halve", mutates_args=("x",), device_types="cpu")
 def halve(x: torch.Tensor, times: int) -> None:
-    """One that writes."""
+    """A writing op of the user that no executor has."""
     x.mul_(0.5**times)
 
 
@@ -30,10 +30,10 @@ soft_sign.register_autograd(
 
 
 @pytest.fixture
-def lenient(on_wrong_executor, wrong):
-    """The device with the fallback, on an executor that lacks kernels."""
+def device_with_fallback(on_wrong_executor, wrong_server_file):
+    """Return the device with `client_fallback`, on an executor that lacks kernels."""
     djinn.shut_down()
-    djinn.configure(connection_file=wrong, client_fallback=True)
+    djinn.configure(connection_file=wrong_server_file, client_fallback=True)
     djinn.reset_stats()
     return on_wrong_executor
 
@@ -57,15 +57,15 @@ def test_missing_kernel_without_fallback_raises(on_wrong_executor):
     assert fallbacks() == 0
 
 
-def test_custom_op_falls_back_to_client(lenient):
+def test_custom_op_falls_back_to_client(device_with_fallback):
     local = torch.linspace(-2, 2, 5, requires_grad=True)
-    remote = local.detach().to(lenient).requires_grad_()
+    remote = local.detach().to(device_with_fallback).requires_grad_()
     for x in (local, remote):
         (soft_sign(x) * 3).sum().backward()
     assert torch.allclose(remote.grad.cpu(), local.grad)
     assert remote.grad.device == remote.device
     assert fallbacks() == 1
-    written = torch.full((2, 2), 8.0, device=lenient)
+    written = torch.full((2, 2), 8.0, device=device_with_fallback)
     halve(written[0], 2)
     assert written.tolist() == [[2, 2], [8, 8]]
     assert fallbacks() == 2
@@ -77,8 +77,8 @@ def test_missing_fallback_package_is_named():
     assert port.fallback is None
 
 
-class Kept(logging.Handler):
-    """Keeps what is logged."""
+class RecordingHandler(logging.Handler):
+    """A log handler that keeps its records."""
 
     def __init__(self):
         super().__init__()
@@ -89,16 +89,16 @@ class Kept(logging.Handler):
 
 
 @pytest.fixture
-def told():
-    """Names of the ops that, by the log, the client computes."""
-    handler, logger = Kept(), logging.getLogger("djinn.fallback")
+def logged_fallbacks():
+    """Return a function that returns the names of ops that were logged as computed by the client."""
+    handler, logger = RecordingHandler(), logging.getLogger("djinn.fallback")
     logger.addHandler(handler)
     yield lambda: [record.djinn["op"] for record in handler.records]
     logger.removeHandler(handler)
 
 
-def test_missing_kernel_is_learnt_once(lenient, told):
-    x = torch.linspace(-0.5, 0.5, 4).to(lenient)
+def test_missing_kernel_is_learned_once(device_with_fallback, logged_fallbacks):
+    x = torch.linspace(-0.5, 0.5, 4).to(device_with_fallback)
     out = [(x * n).erfinv() + 1 for n in (1, 0.5, 0.25)]
     x.erfinv_()
     local = torch.linspace(-0.5, 0.5, 4)
@@ -106,11 +106,11 @@ def test_missing_kernel_is_learnt_once(lenient, told):
         assert torch.allclose(got.cpu(), (local * n).erfinv() + 1)
     assert torch.allclose(x.cpu(), local.erfinv())
     assert fallbacks() == 4
-    assert told() == ["aten::erfinv", "aten::erfinv_"], "once for each op"
+    assert logged_fallbacks() == ["aten::erfinv", "aten::erfinv_"], "once for each op"
 
 
-def test_supported_op_stays_on_executor(lenient):
-    x = torch.ones(4, 4, device=lenient)
+def test_supported_op_stays_on_executor(device_with_fallback):
+    x = torch.ones(4, 4, device=device_with_fallback)
     for _ in range(2):
         before = djinn.stats()["round_trips"]
         y = (x @ x + x).relu_().view(2, 8).exp()
@@ -119,8 +119,8 @@ def test_supported_op_stays_on_executor(lenient):
     assert fallbacks() == 0
 
 
-def test_other_failures_are_not_computed_on_client(lenient):
-    x = torch.ones(4, device=lenient)
-    bad = x[torch.tensor([9], device=lenient)]
+def test_other_failures_are_not_computed_on_client(device_with_fallback):
+    x = torch.ones(4, device=device_with_fallback)
+    bad = x[torch.tensor([9], device=device_with_fallback)]
     with pytest.raises(djinn.errors.RemoteIndexError):
         bad.erfinv().cpu()

@@ -91,7 +91,7 @@ def test_synchronize_raises_first_unseen_failure(x):
 
 
 def test_many_failures_are_bounded(x, monkeypatch):
-    """An executor that tells of thousands of failures while the client sends would wait for it to read."""
+    """An executor that reports thousands of failures during a send would wait for the client to read."""
     from djinn_client.interception.recording.recorder import recorders
     from djinn_client.interception.runtime_interface import port
 
@@ -108,11 +108,11 @@ def test_many_failures_are_bounded(x, monkeypatch):
         djinn.synchronize()
 
 
-def beyond(x):
+def out_of_range_index(x):
     return torch.full((1,), 9, device=x.device)
 
 
-def written(x, write):
+def write_clone(x, write):
     target = x.clone()
     write(target)
     return target
@@ -120,15 +120,21 @@ def written(x, write):
 
 # What only the executor can know: the op that is named, and what is done with a 2x3 tensor.
 LATE = {
-    "subscript": ("aten::index.Tensor", lambda x: x[beyond(x)]),
-    "index_select": ("aten::index_select", lambda x: x.index_select(0, beyond(x))),
-    "gather": ("aten::gather", lambda x: x.gather(0, beyond(x).expand(2, 3))),
-    "scatter": ("aten::scatter.value", lambda x: x.scatter(0, beyond(x).expand(2, 3), 1.0)),
-    "take": ("aten::take", lambda x: x.take(beyond(x))),
-    "index_put_": ("aten::index_put_", lambda x: written(x, lambda t: t.index_put_((beyond(x),), x[:1]))),
-    "index_add_": ("aten::index_add_", lambda x: written(x, lambda t: t.index_add_(0, beyond(x), x[:1]))),
-    "embedding": ("aten::embedding", lambda x: torch.nn.functional.embedding(beyond(x), x)),
-    "target": ("aten::nll_loss_forward", lambda x: torch.nn.functional.cross_entropy(x[:1], beyond(x))),
+    "subscript": ("aten::index.Tensor", lambda x: x[out_of_range_index(x)]),
+    "index_select": ("aten::index_select", lambda x: x.index_select(0, out_of_range_index(x))),
+    "gather": ("aten::gather", lambda x: x.gather(0, out_of_range_index(x).expand(2, 3))),
+    "scatter": ("aten::scatter.value", lambda x: x.scatter(0, out_of_range_index(x).expand(2, 3), 1.0)),
+    "take": ("aten::take", lambda x: x.take(out_of_range_index(x))),
+    "index_put_": (
+        "aten::index_put_",
+        lambda x: write_clone(x, lambda t: t.index_put_((out_of_range_index(x),), x[:1])),
+    ),
+    "index_add_": (
+        "aten::index_add_",
+        lambda x: write_clone(x, lambda t: t.index_add_(0, out_of_range_index(x), x[:1])),
+    ),
+    "embedding": ("aten::embedding", lambda x: torch.nn.functional.embedding(out_of_range_index(x), x)),
+    "target": ("aten::nll_loss_forward", lambda x: torch.nn.functional.cross_entropy(x[:1], out_of_range_index(x))),
     "probabilities": ("aten::multinomial", lambda x: torch.multinomial(-x - 1, 2)),
     "not finite": ("aten::_linalg_eigh", lambda x: torch.linalg.eigh(x.new_full((3, 3), float("inf")))[0]),
     "memory": ("aten::zeros", lambda x: torch.zeros(1 << 50, device=x.device).sum()),
@@ -169,7 +175,7 @@ def test_data_dependent_error_raises_at_fetch(x, name):
     ids=["inv", "solve", "cholesky"],
 )
 def test_singular_matrix_raises_at_op(x, mistake):
-    """People catch this error to try something else; CUDA waits there as well."""
+    """Programs catch this error to try another algorithm. CUDA waits at this op, too."""
     with pytest.raises(torch.linalg.LinAlgError) as expected:
         mistake(x.cpu())
     with pytest.raises(torch.linalg.LinAlgError) as caught:
@@ -202,7 +208,7 @@ def test_pytorch_error_types_are_kept():
 
 
 def test_failure_is_reported_once_per_cause(x):
-    kept = [x[beyond(x)] for _ in range(3)]
+    kept = [x[out_of_range_index(x)] for _ in range(3)]
     more = kept[0] * 2
     with pytest.raises(djinn.errors.RemoteIndexError) as caught:
         torch.remote_accelerator.synchronize()
@@ -214,7 +220,7 @@ def test_failure_is_reported_once_per_cause(x):
 
 
 def test_failure_reaches_fetching_thread(x):
-    bad = x[beyond(x)]
+    bad = x[out_of_range_index(x)]
     with ThreadPoolExecutor(1) as pool:
         with pytest.raises(djinn.errors.RemoteIndexError, match=f"{__file__}:"):
             pool.submit(bad.cpu).result(300)
@@ -222,7 +228,7 @@ def test_failure_reaches_fetching_thread(x):
 
 
 def test_full_overwrite_clears_poison(x):
-    """A cache that is reset, gradients that are set to zero: nothing of the failed write is left in them."""
+    """Reset caches and zeroed gradients contain nothing of the failed write."""
     for overwrite in (
         lambda t: t.zero_(),
         lambda t: t.fill_(0.0),
@@ -234,7 +240,7 @@ def test_full_overwrite_clears_poison(x):
             view = cache[1]
             if sent:
                 assert view.tolist() == [3, 4, 5]  # the executor has both before the write
-            cache[beyond(x)] = 1.0
+            cache[out_of_range_index(x)] = 1.0
             overwrite(cache)
             assert cache.tolist() == [[0, 0, 0], [0, 0, 0]]
             view.add_(1)
@@ -242,7 +248,7 @@ def test_full_overwrite_clears_poison(x):
     with pytest.raises(djinn.errors.RemoteIndexError):
         djinn.synchronize()
     partly = x.clone()
-    partly[beyond(x)] = 1.0
+    partly[out_of_range_index(x)] = 1.0
     partly[0].zero_()
     with pytest.raises(djinn.errors.RemoteIndexError):
         partly.cpu()
@@ -252,7 +258,7 @@ def test_zero_grad_clears_failed_step(x):
     weight = torch.ones(2, 3, device=x.device, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     (weight * x).sum().backward()
-    (weight * x)[beyond(x)].sum().backward()
+    (weight * x)[out_of_range_index(x)].sum().backward()
     with pytest.raises(djinn.errors.RemoteIndexError):
         weight.grad.cpu()
     optimizer.zero_grad(set_to_none=False)
@@ -261,8 +267,8 @@ def test_zero_grad_clears_failed_step(x):
     assert weight.tolist() == (1 - x).tolist()
 
 
-def test_failed_training_step_harms_no_other(x):
-    """The loss is looked at before the step, as in most loops: what failed leaves with the gradients."""
+def test_failed_training_step_leaves_later_steps_intact(x):
+    """The loss is read before the optimizer step, as in most loops, so the failed values leave with the gradients."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)).to(x.device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -303,7 +309,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_local_errors_raise_at_op(x, mistake):
-    """With the same kind of error, and without harm to the operands."""
+    """The error kind equals the CPU's, and operands are unchanged."""
     local = x.cpu()
     with pytest.raises(Exception) as expected:  # whatever it is
         MISTAKES[mistake](local)
@@ -313,67 +319,67 @@ def test_local_errors_raise_at_op(x, mistake):
 
 
 def test_backward_errors_keep_their_type(x):
-    class Mine(Exception):
+    class CustomError(Exception):
         pass
 
-    class Raises(torch.autograd.Function):
+    class RaisingBackward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, value):
             return value * 2
 
         @staticmethod
         def backward(ctx, gradient):
-            raise Mine("in backward")
+            raise CustomError("in backward")
 
-    class Mismatched(Raises):
+    class MismatchedBackward(RaisingBackward):
         @staticmethod
         def backward(ctx, gradient):
             return gradient + gradient.new_ones(5)
 
-    class Asks(Raises):
+    class ReadingBackward(RaisingBackward):
         @staticmethod
         def backward(ctx, gradient):
             return gradient * gradient[out_of_range(gradient.device)].sum().item()
 
     def hook(_):
-        raise Mine("in a hook")
+        raise CustomError("in a hook")
 
     weight = torch.ones(2, 3, device=x.device, requires_grad=True)
-    with pytest.raises(Mine, match="in backward"):
-        Raises.apply(weight).sum().backward()
+    with pytest.raises(CustomError, match="in backward"):
+        RaisingBackward.apply(weight).sum().backward()
     with pytest.raises(RuntimeError, match=r"broadcast|size"):
-        Mismatched.apply(weight).sum().backward()
+        MismatchedBackward.apply(weight).sum().backward()
     with pytest.raises(djinn.errors.RemoteIndexError):
-        Asks.apply(weight).sum().backward()
+        ReadingBackward.apply(weight).sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         loss = (weight * weight).sum()
         loss.backward()
         loss.backward()
     result = weight * 2
     result.register_hook(hook)
-    with pytest.raises(Mine, match="in a hook"):
+    with pytest.raises(CustomError, match="in a hook"):
         result.sum().backward()
     weight.grad = None
     (weight * x).sum().backward()
     assert weight.grad.tolist() == x.tolist()
 
 
-def test_interrupt_in_backward(x, monkeypatch):
+def test_interrupt_in_backward_is_raised(x, monkeypatch):
     from djinn_client.interception.native import install
 
     weight = torch.ones(2, 3, 59, device=x.device, requires_grad=True)  # sizes of no other test: C++ asks about the ops
     loss = (weight * x.unsqueeze(2)).sum()
 
-    def interrupted(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(install, "record", interrupted)
+    monkeypatch.setattr(install, "record", interrupt)
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
 
 
 def test_backward_errors_do_not_leak_to_next(x):
-    class Mismatched(torch.autograd.Function):
+    class MismatchedBackward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, value):
             return value * 2
@@ -386,7 +392,7 @@ def test_backward_errors_do_not_leak_to_next(x):
 
     weight = torch.ones(2, 3, device=x.device, requires_grad=True)
     with contextlib.suppress(RuntimeError):
-        Mismatched.apply(weight).sum().backward()
+        MismatchedBackward.apply(weight).sum().backward()
     with pytest.raises(RuntimeError, match="second time"):
         loss = (weight * weight).sum()
         loss.backward()
@@ -394,7 +400,7 @@ def test_backward_errors_do_not_leak_to_next(x):
 
 
 def test_resized_upload_keeps_views_after_failure(embedded):
-    """Uploads lie in memory that PyTorch cannot resize, so the executor moves them; what fails later is found at the new place."""
+    """PyTorch cannot resize the memory of uploads, so the executor moves it. Views must follow after a failure."""
     kept = [torch.ones(4).to(embedded) for _ in range(6)]
     views = [tensor[1:3] for tensor in kept]
     djinn.synchronize()
@@ -414,7 +420,7 @@ def test_resized_upload_keeps_views_after_failure(embedded):
 
 
 def test_storage_resized_after_failure_is_poisoned(embedded):
-    """The index of shared memory is kept from one submission to the next, and follows a resize in a submission without failures."""
+    """The index of shared memory is kept between submissions. It follows a resize in a submission without failures."""
     x, other = torch.ones(4).to(embedded), torch.ones(4).to(embedded)
     view, bad = x[1:3], torch.ones(4, device=embedded)
     bad[out_of_range(embedded)] = 1.0
@@ -432,7 +438,7 @@ def test_storage_resized_after_failure_is_poisoned(embedded):
 
 @pytest.mark.parametrize("message", ["", "for a reason"])
 def test_unplannable_program_poisons_its_writes(embedded, monkeypatch, message):
-    written = torch.ones(4, device=embedded)
+    write_clone = torch.ones(4, device=embedded)
     djinn.synchronize()
     planner = only_executor().submissions.planner
 
@@ -441,9 +447,9 @@ def test_unplannable_program_poisons_its_writes(embedded, monkeypatch, message):
 
     with monkeypatch.context() as patched:
         patched.setattr(planner, "prepare", prepare)
-        written.add_(1)
+        write_clone.add_(1)
         with pytest.raises(AssertionError):
             djinn.synchronize()
     with pytest.raises(djinn.errors.RemoteError):
-        written.tolist()
+        write_clone.tolist()
     assert torch.ones(2, device=embedded).tolist() == [1, 1]

@@ -23,7 +23,7 @@ def raises(*_):
 
 @attrs.define
 class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
-    """Plugin object of any kind. Each method calls `does`."""
+    """A plugin object of any kind. Each method calls `does`."""
 
     name: str
     does: object
@@ -35,11 +35,11 @@ class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
     estimate = optimize = place = priority = observe = match
 
 
-class Told(Faulty, Observer):
+class FaultyObserver(Faulty, Observer):
     pass
 
 
-class Traces(Told):
+class FaultyTracer(FaultyObserver):
     def observe(self, event):
         pass
 
@@ -47,7 +47,7 @@ class Traces(Told):
         return self.does(kind)
 
 
-def ties(*_, **fields):
+def tied_matches(*_, **fields):
     return [
         PatternMatch("a", (0,), 0.5, "so"),
         PatternMatch("a", [0], 0.5, "so"),
@@ -62,8 +62,8 @@ class Plugin:
     @hookimpl
     def djinn_register_patterns(self):
         return [
-            Faulty("hints_none", lambda *_: ties(reason="so", hints=None)),
-            Faulty("phase_text", lambda *_: ties(reason="so", phase="llm_decode")),
+            Faulty("hints_none", lambda *_: tied_matches(reason="so", hints=None)),
+            Faulty("phase_text", lambda *_: tied_matches(reason="so", phase="llm_decode")),
             Faulty("match_none", lambda *_: None),
         ]
 
@@ -88,7 +88,11 @@ class Plugin:
 
     @hookimpl
     def djinn_register_observers(self):
-        return [Told("observe_raises", raises), Traces("trace_raises", raises), Traces("trace_text", lambda _: "now")]
+        return [
+            FaultyObserver("observe_raises", raises),
+            FaultyTracer("trace_raises", raises),
+            FaultyTracer("trace_text", lambda _: "now"),
+        ]
 
     @hookimpl
     def djinn_register_integrations(self):

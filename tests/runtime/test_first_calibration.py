@@ -34,8 +34,8 @@ store_calibration(client.device(), {"measured": {"seconds": 0.25}})
 """
 
 
-class Measured(CostModel):
-    """Knows only devices that were measured."""
+class MeasuredDevices(CostModel):
+    """A cost model that knows only devices that were measured."""
 
     name = "measured"
     tolerates_growth = True
@@ -54,12 +54,12 @@ class Plugin:
 
     @hookimpl
     def djinn_register_cost_models(self):
-        return [Measured()]
+        return [MeasuredDevices()]
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch, python):
-    """A cache directory in which nothing was measured. Processes that measure are forked."""
+    """Return an empty cache directory. Measuring processes are forked."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def run(command, env, **_):
@@ -71,8 +71,8 @@ def cache(tmp_path, monkeypatch, python):
     return tmp_path
 
 
-def under_way():
-    """The threads that wait for a process that measures."""
+def calibration_threads():
+    """Return the threads that wait for a measuring process."""
     return [thread for thread in threading.enumerate() if thread.name == "djinn-calibration"]
 
 
@@ -82,8 +82,8 @@ def pool(**settings):
     )
 
 
-def predicted():
-    """By executor the predicted time of an op, in the plan of a program that came before."""
+def predicted_seconds():
+    """Return, by executor, the predicted time of an op in the plan of a known program."""
     x = torch.ones(3).to(REMOTE)
     with client.record_plans() as plans:
         assert (x + 1).sum().item() == 6
@@ -93,59 +93,59 @@ def predicted():
 def test_pool_is_calibrated_once_and_replans(cache):
     with pool():
         djinn.init()
-        (waiting,) = under_way()
-        before = predicted()
+        (waiting,) = calibration_threads()
+        before = predicted_seconds()
         assert before != [0.25], "the program does not wait"
-        assert predicted() == []
+        assert predicted_seconds() == []
         waiting.join()
         assert all(device.calibration is not None for device in open_session().router.topology().devices)
-        assert predicted() == [0.25]
-        assert predicted() == []
+        assert predicted_seconds() == [0.25]
+        assert predicted_seconds() == []
     with pool():
         djinn.init()
-        assert not under_way(), "the next session has it at once"
-        assert predicted() == [0.25]
+        assert not calibration_threads(), "the next session has it at once"
+        assert predicted_seconds() == [0.25]
 
 
 @pytest.mark.parametrize("settings", [{"calibrate": False}, {"executors": 1}])
-def test_calibration_is_skipped(cache, settings):
+def test_calibration_is_skipped_if_not_needed(cache, settings):
     with pool(**settings):
         djinn.init()
-        assert not under_way()
+        assert not calibration_threads()
 
 
 def test_failed_calibration_changes_nothing(cache, monkeypatch):
-    monkeypatch.setattr(Measured, "background_command", lambda _: ("-c", "raise SystemExit('no')"))
+    monkeypatch.setattr(MeasuredDevices, "background_command", lambda _: ("-c", "raise SystemExit('no')"))
     with pool():
         djinn.init()
-        for waiting in under_way():
+        for waiting in calibration_threads():
             waiting.join()
         assert open_session().router.topology().devices[0].calibration is None
-        assert predicted()
+        assert predicted_seconds()
 
 
 @attrs.frozen
-class Attached:
-    """Stands for what an executor said of its device."""
+class FakeAttached:
+    """A fake of an executor's description of its device."""
 
     device: DeviceInfo
 
 
 @attrs.frozen
-class Opened:
-    """Stands for an open session."""
+class FakeSession:
+    """A fake of an open session."""
 
-    attached: Attached
+    attached: FakeAttached
     server: str = "tcp://one:5556"
     executor: object = None
 
 
-def on(name, device="cpu:0", **given):
-    return Opened(Attached(DeviceInfo(id=device, kind="cpu", name=name)), **given)
+def session_on(name, device="cpu:0", **given):
+    return FakeSession(FakeAttached(DeviceInfo(id=device, kind="cpu", name=name)), **given)
 
 
 def test_each_device_model_is_calibrated_once(cache):
-    alike, other = [on("old"), on("old", "cpu:1")], on("new")
+    alike, other = [session_on("old"), session_on("old", "cpu:1")], session_on("new")
     assert never_measured([*alike, other]) == [alike[1], other]
     store_calibration(other.attached.device, {"measured": {}})
     assert never_measured([*alike, other]) == [alike[1]]
@@ -156,7 +156,7 @@ def test_calibration_environment_for_server(tmp_path):
         servers=["tcp://one:5556", "tcp://two:5556"], token="secret", tls_fingerprints=["sha256:" + "a" * 64]
     )
     found = environment_for(
-        on("old", "cpu:1", server="tcp://two:5556"), settings, {"HOME": "/home/a", "DJINN_SERVERS": "x"}
+        session_on("old", "cpu:1", server="tcp://two:5556"), settings, {"HOME": "/home/a", "DJINN_SERVERS": "x"}
     )
     assert found == {
         "HOME": "/home/a",
@@ -171,11 +171,11 @@ def test_calibration_environment_for_server(tmp_path):
 
 
 def test_calibration_environment_for_own_executor():
-    found = environment_for(on("old", executor=object()), Settings(executors=2, threads=3, device="cuda"), {})
+    found = environment_for(session_on("old", executor=object()), Settings(executors=2, threads=3, device="cuda"), {})
     assert (found["DJINN_EXECUTORS"], found["DJINN_THREADS"], found["DJINN_DEVICE"]) == ("1", "3", "cuda")
     assert "DJINN_TOKEN" not in found
 
 
 def test_calibration_command_of_first_cost_model():
-    assert command_among([Roofline(), Measured()]) == ("-c", MEASURING)
+    assert command_among([Roofline(), MeasuredDevices()]) == ("-c", MEASURING)
     assert command_among([Roofline()]) == ()

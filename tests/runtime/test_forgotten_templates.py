@@ -13,7 +13,7 @@ DEVICE = "remote_accelerator:0"
 
 
 def test_forgotten_template_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one process, so that the executor alone can be made to remember a single template."""
+    """Run in one process, so that the executor alone can be limited to one template."""
     monkeypatch.setattr(session, "TEMPLATES_LIMIT", 1)
     asked: list[tuple[object, ...]] = []
 

@@ -26,7 +26,7 @@ LONG = 4000  # ops of several milliseconds each: a wait for the end of them give
 
 @pytest.fixture(autouse=True)
 def interruptible():
-    """SIGINT raises, also where the suite runs in the background of a shell, which has it ignored."""
+    """Let SIGINT raise. A suite in a shell's background ignores it."""
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) in {raise_outside_torch, signal.default_int_handler}
@@ -40,11 +40,11 @@ def executor(embedded):
 
 
 @pytest.fixture
-def presses():
-    """Presses Ctrl-C once the main thread has waited for a while, as often as called; gives when."""
+def press_ctrl_c():
+    """Return a function that presses Ctrl-C once the main thread waits. It returns the list of press times."""
     threads = []
 
-    def presses(executor):
+    def press_ctrl_c(executor):
         pressed = []
 
         def press():
@@ -58,7 +58,7 @@ def presses():
         threads[-1].start()
         return pressed
 
-    yield presses
+    yield press_ctrl_c
     for thread in threads:
         thread.join(60)
 
@@ -70,10 +70,10 @@ def long_program(ops=LONG):
     return matrix.sum()
 
 
-def test_ctrl_c_ends_wait_and_cancels_program(executor, presses):
+def test_ctrl_c_ends_wait_and_cancels_program(executor, press_ctrl_c):
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
-    pressed = presses(executor)
+    pressed = press_ctrl_c(executor)
     with pytest.raises(KeyboardInterrupt):
         total.item()
     assert pressed
@@ -84,12 +84,12 @@ def test_ctrl_c_ends_wait_and_cancels_program(executor, presses):
     djinn.synchronize()
 
 
-def test_second_ctrl_c_ends_wait_on_busy_executor(executor, presses, monkeypatch):
+def test_second_ctrl_c_ends_wait_on_busy_executor(executor, press_ctrl_c, monkeypatch):
     monkeypatch.setattr(cancellation, "GRACE_SECONDS", 1000.0)  # as for a single op that takes long
     kept = torch.arange(4.0).to(DEVICE)
     total = long_program()
     for program in (total.item, lambda: print(torch.ones(2, device=DEVICE)), kept.sum().item):
-        pressed = presses(executor)
+        pressed = press_ctrl_c(executor)
         with pytest.raises(KeyboardInterrupt):
             program()
         assert pressed
@@ -111,7 +111,7 @@ def test_recorded_ops_survive_interrupt(executor, monkeypatch):
     ):
         reached = getattr(place, where)
 
-        def interrupted_once(*arguments, reached=reached, place=place, where=where, **named):
+        def interrupt_once(*arguments, reached=reached, place=place, where=where, **named):
             monkeypatch.setattr(place, where, reached)
             signal.raise_signal(signal.SIGINT)
             return reached(*arguments, **named)
@@ -126,7 +126,7 @@ def test_recorded_ops_survive_interrupt(executor, monkeypatch):
         doubled = x * (
             2.0 if where == "make_ready" else 3.0 if where == "plan_program" else 4.0
         )  # so that it is replanned
-        monkeypatch.setattr(place, where, Interrupting() if where == "channel" else interrupted_once)
+        monkeypatch.setattr(place, where, Interrupting() if where == "channel" else interrupt_once)
         with pytest.raises(KeyboardInterrupt):
             (doubled.neg() if where == "plan_program" else doubled).sum().item()
         assert getattr(place, where) == reached, "it was interrupted there"
@@ -136,10 +136,10 @@ def test_recorded_ops_survive_interrupt(executor, monkeypatch):
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_planning_is_interruptible(executor, monkeypatch):
+def test_planning_can_be_interrupted(executor, monkeypatch):
     plan, reached = plan_maker.plan_program, []
 
-    def slow(*arguments, **named):
+    def interrupt_planning(*arguments, **named):
         monkeypatch.setattr(plan_maker, "plan_program", plan)
         reached.append("began")
         signal.raise_signal(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_planning_is_interruptible(executor, monkeypatch):
 
     x = torch.arange(5.0, device=DEVICE)
     djinn.synchronize()
-    monkeypatch.setattr(plan_maker, "plan_program", slow)
+    monkeypatch.setattr(plan_maker, "plan_program", interrupt_planning)
     y = x.atan().sinh().cosh().mul(7.25)
     with pytest.raises(KeyboardInterrupt):
         y.tolist()
@@ -160,7 +160,7 @@ def test_interrupted_upload_is_withdrawn(executor, monkeypatch):
     monkeypatch.setattr(uploads, "CHUNK", 1 << 16)
     sent, send_part = [], uploads.Uploader._send_part
 
-    def interrupted_at_the_third(*arguments):
+    def interrupt_third_call(*arguments):
         sent.append(arguments)
         if len(sent) == 3:
             signal.raise_signal(signal.SIGINT)
@@ -168,7 +168,7 @@ def test_interrupted_upload_is_withdrawn(executor, monkeypatch):
 
     kept, target = torch.arange(4.0).to(DEVICE), torch.empty(1 << 18, device=DEVICE)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(uploads.Uploader, "_send_part", interrupted_at_the_third)
+        patch.setattr(uploads.Uploader, "_send_part", interrupt_third_call)
         target.copy_(torch.ones(1 << 18))
     assert len(sent) == 3
     with pytest.raises(ProgramStopped, match="its upload was interrupted"):
@@ -210,12 +210,12 @@ def test_ctrl_c_ends_wait_for_sending_thread(executor, monkeypatch):
 def test_interrupted_request_does_not_shift_replies(executor, monkeypatch):
     receive = executor.link.channel.receive
 
-    def interrupted_once(timeout=None):
+    def interrupt_once(timeout=None):
         monkeypatch.undo()
         signal.raise_signal(signal.SIGINT)
         raise TimeoutError
 
-    monkeypatch.setattr(executor.link.channel, "receive", interrupted_once)
+    monkeypatch.setattr(executor.link.channel, "receive", interrupt_once)
     with pytest.raises(KeyboardInterrupt):
         torch.remote_accelerator.memory_allocated()
     assert executor.link.channel.receive == receive
@@ -253,7 +253,7 @@ def test_cancel_ends_waits_of_threads(executor):
     assert torch.ones(3, device=DEVICE).sum().item() == 3.0
 
 
-def test_cancel_without_work(executor):
+def test_cancel_without_work_does_nothing(executor):
     x = torch.ones(3, device=DEVICE)
     djinn.cancel()
     djinn.cancel(threading.current_thread())
@@ -303,7 +303,7 @@ def test_custom_signal_handler_is_called(executor):
 
 
 def test_finalizers_do_not_swallow_interrupts(executor):
-    """Python drops an exception raised in a finalizer, so no finalizer of a tensor may take a step that checks signals."""
+    """Python drops exceptions of finalizers, so a tensor's finalizer must not run code that checks signals."""
     handle = executor.submissions.last_number
     x = torch.ones(3, device=DEVICE)
     for kind in (type(x), type(x.remote)):
@@ -314,14 +314,14 @@ def test_finalizers_do_not_swallow_interrupts(executor):
 
 
 class _PressesWhenFreed:
-    """Presses Ctrl-C in its finalizer, whose exceptions Python ignores."""
+    """An object whose finalizer presses Ctrl-C. Python ignores a finalizer's exceptions."""
 
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
 
 class _Key:
-    """A key whose hash, which a weak dictionary asks for when it is freed, presses Ctrl-C."""
+    """A key that presses Ctrl-C when a weak dictionary hashes it at its end."""
 
 
 class _Presses(dict):

@@ -14,7 +14,7 @@ SECONDS = long_or(1, 120)
 
 @pytest.fixture
 def weights_folder(tmp_path):
-    """A folder from which the tests' server reads weights."""
+    """Return a folder from which the tests' server reads weights."""
     save_file({"weight": torch.tensor([1.0, 2.0, 3.0])}, tmp_path / "weights.safetensors")
     return tmp_path
 

@@ -19,8 +19,8 @@ EARLY = (torch.tanh, torch.sin, torch.cos)  # each makes another program of the 
 LATE = (torch.sigmoid, torch.exp, torch.atan)
 
 
-def counted(run: Callable[[], None]) -> Counter[str]:
-    """Lines of Python that running takes, by function; those of a loop as often as they are run."""
+def count_lines(run: Callable[[], None]) -> Counter[str]:
+    """Return the number of Python lines that `run` executes, by function."""
     lines: Counter[str] = Counter()
 
     def trace(frame, event, _):
@@ -39,7 +39,7 @@ def counted(run: Callable[[], None]) -> Counter[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("plans_all")
-def test_step_cost_is_constant_over_time(embedded):
+def test_python_lines_per_step_are_constant_over_time(embedded):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -60,10 +60,10 @@ def test_step_cost_is_constant_over_time(embedded):
     steps(60)
     for warm in (torch.abs, torch.neg):  # the first times of anything
         step(0, warm).item()
-    early = counted(lambda: steps(12, EARLY))
+    early = count_lines(lambda: steps(12, EARLY))
     planned = djinn.stats()["plans_made"]
     steps(STEPS)
-    late = counted(lambda: steps(12, LATE))
+    late = count_lines(lambda: steps(12, LATE))
     assert djinn.stats()["plans_made"] - planned >= len(LATE), "planning is not counted"
     more = (late - early).most_common(8)
     assert late.total() <= 1.05 * early.total(), f"{early.total():,} lines at first, {late.total():,} later: {more}"

@@ -21,7 +21,7 @@ def test_unused_values_are_freed_before_run(embedded):
 
 
 def test_operands_of_unused_ops_are_freed(embedded):
-    """An op whose result is not used does not run; what it would have been the last to use dies all the same."""
+    """An op whose result is unused does not run. Operands that it would have used last are freed anyway."""
     x = torch.ones(1 << 16, device=embedded)
     held = []
     for _ in range(4):

@@ -20,7 +20,7 @@ LACKING = {"aten::erfinv", "aten::linear", "aten::relu"}
 
 @pytest.fixture(autouse=True)
 def older_server(embedded, monkeypatch):
-    """A session with a server of another PyTorch, as far as its list of operators says."""
+    """Return a function that opens a session with a server that lacks some ops, as one with an older PyTorch does."""
     real = client.open_connections
 
     def opened(*args):

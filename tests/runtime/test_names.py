@@ -18,7 +18,7 @@ DEVICE = "remote_accelerator:0"
 
 
 @pytest.fixture
-def captured(embedded):
+def captured_model(embedded):
     model = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 4), torch.nn.ReLU())
     before = [p.device for p in model.parameters()]
     with djinn.capture(model) as found:
@@ -29,16 +29,16 @@ def captured(embedded):
     return found
 
 
-def test_capture_function_of_cpu_model(captured):
-    modules = {node.module for node in captured.graph.nodes}
+def test_capture_function_of_cpu_model(captured_model):
+    modules = {node.module for node in captured_model.graph.nodes}
     assert {"0", "1"} <= modules
-    node = captured.graph.nodes[1]
-    assert captured.graph.get_node_by_id(1) is node
-    assert captured.graph.get_node_by_id(-1) is captured.graph.get_node_by_id(10**6) is None
+    node = captured_model.graph.nodes[1]
+    assert captured_model.graph.get_node_by_id(1) is node
+    assert captured_model.graph.get_node_by_id(-1) is captured_model.graph.get_node_by_id(10**6) is None
 
 
-def test_semantic_metadata_of_nodes(captured):
-    found = captured.semantic_metadata
+def test_semantic_metadata_of_nodes(captured_model):
+    found = captured_model.semantic_metadata
     assert all(one.role and one.cost is not None for one in found)
     by_op = {one.op.partition("::")[2].partition(".")[0]: one for one in found}
     assert by_op["embedding"].memory_pattern == "random"
@@ -52,7 +52,7 @@ def test_semantic_metadata_of_nodes(captured):
     assert [one.op for one in other.semantic_metadata if one.synchronises] == ["aten::nonzero", "aten::sum"]
 
 
-def test_schedule_stages_and_groups():
+def test_schedule_has_stages_and_groups():
     schedule = djinn.compat.Scheduler(topology(2)).create_schedule(random_graph(3))
     assert schedule.total_stages == len(schedule.stages) > 0
     assert sorted(schedule.node_to_stage) == sorted(schedule.node_to_group)
@@ -63,10 +63,10 @@ def test_schedule_stages_and_groups():
     assert schedule.strategy is djinn.planning.SchedulingStrategy.SEQUENTIAL
 
 
-def test_scheduler_add_and_clear():
+def test_scheduler_can_be_added_and_cleared():
     asked = []
 
-    class Watching(CostModel, Optimization):
+    class WatchingOptimization(CostModel, Optimization):
         name = "watching"
 
         def optimize(self, context):
@@ -76,10 +76,10 @@ def test_scheduler_add_and_clear():
         def estimate(self, graph, node, device):
             asked.append("estimate")
 
-    graph, scheduler = random_graph(3), djinn.compat.Scheduler(topology(), cost_estimator=Watching())
+    graph, scheduler = random_graph(3), djinn.compat.Scheduler(topology(), cost_estimator=WatchingOptimization())
     scheduler.create_schedule(graph)
     assert set(asked) == {"estimate"}
-    scheduler.add_optimization_strategy(Watching())
+    scheduler.add_optimization_strategy(WatchingOptimization())
     scheduler.create_schedule(graph)
     assert set(asked) == {"estimate", "optimize"}
     scheduler.clear_cache()
@@ -90,8 +90,8 @@ def test_scheduler_add_and_clear():
 
 
 @pytest.mark.usefixtures("embedded")
-def test_custom_patterns_over_graph():
-    with djinn.capture() as captured:
+def test_custom_patterns_match_graph():
+    with djinn.capture() as captured_model:
         torch.ones(3).relu().exp()
     term = op("relu") >> op("exp")
     rectified = matcher("rectified", term, confidence=0.9, reason="an exponential of a rectified value")
@@ -99,15 +99,15 @@ def test_custom_patterns_over_graph():
     registry.register(rectified)
     with pytest.raises(djinn.errors.ConfigurationError, match="another name"):
         registry.register(rectified)
-    profile = SemanticAnalyzer(registry).analyze_graph(captured.graph)
+    profile = SemanticAnalyzer(registry).analyze_graph(captured_model.graph)
     assert [m.pattern for m in profile.patterns] == ["rectified"]
-    metadata = MetadataRegistry(captured.graph, profile)
+    metadata = MetadataRegistry(captured_model.graph, profile)
     assert metadata.get_metadata(profile.patterns[0].nodes[-1]).role == "rectified"
     assert metadata.get_metadata(99) is None
     assert len(PatternRegistry()) > 3
 
 
-def test_runtime_state(embedded):
+def test_runtime_state_lists_session(embedded):
     torch.ones(1, device=DEVICE).cpu()
     state = djinn.compat.get_runtime_state()
     assert state.initialized
@@ -117,7 +117,7 @@ def test_runtime_state(embedded):
     assert djinn.compat.get_runtime_state().devices == ()
 
 
-def test_debug_level_by_stage_name():
+def test_debug_level_is_set_by_stage_name():
     djinn.compat.set_debug_level("scheduler")
     assert logging.getLogger("djinn.pipeline").level == logging.getLogger("djinn.stages").level == logging.DEBUG
     djinn.compat.set_debug_level("off")

@@ -17,14 +17,14 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_digest_is_cached(monkeypatch):
+def test_operators_digest_is_cached(monkeypatch):
     made = cached_operators_digest()
     assert made == operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
     assert cached_operators_digest() == made
 
 
-def test_changed_files_or_ops_change_digest(monkeypatch):
+def test_changed_files_or_ops_change_operators_digest(monkeypatch):
     cached_operators_digest()
     monkeypatch.setattr(operators, "operators_digest", lambda: "made anew")
     known = handshake.torch_private.dispatched_operators()
@@ -41,7 +41,7 @@ def test_unusable_cache_file_is_replaced(content):
     assert operators_digest() in msgspec.json.decode(path.read_bytes()).values()
 
 
-def test_unwritable_cache_directory(tmp_path, monkeypatch):
+def test_digest_is_computed_if_cache_is_not_writable(tmp_path, monkeypatch):
     file = tmp_path / "a file"
     file.write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))

@@ -29,8 +29,8 @@ EMPTY = Program((), (), ())
 
 
 @attrs.define
-class Simulated:
-    """A program that takes so long on one executor and over several; the first run of each way is not measured, as plans are new."""
+class SimulatedProgram:
+    """A program with fixed times on one executor and on several. The first run of each placement is not measured."""
 
     alone: float
     apart: float
@@ -41,7 +41,7 @@ class Simulated:
     tried: TriedPlacement | None = None
 
     def runs(self, count):
-        """By run whether it was over several executors."""
+        """Return for each run whether it used several executors."""
         trials = PlacementTrials(Adaptive(), "policy", self.stats, self.verdicts)
         self.tried, ways = TriedPlacement(EMPTY, 0, self.moving), []
         for _ in range(count):
@@ -54,7 +54,7 @@ class Simulated:
 
 
 def test_faster_division_wins_after_five_runs():
-    simulated = Simulated(alone=1.0, apart=0.6)
+    simulated = SimulatedProgram(alone=1.0, apart=0.6)
     ways = simulated.runs(100)
     assert ways[:2] == [False, False]
     assert ways[2:5] == [True, True, True]
@@ -67,7 +67,7 @@ def test_faster_division_wins_after_five_runs():
 
 
 def test_slower_division_loses_after_five_runs():
-    simulated = Simulated(alone=1.0, apart=1.4)
+    simulated = SimulatedProgram(alone=1.0, apart=1.4)
     ways = simulated.runs(100)
     assert sum(ways[4:]) <= len(LOOKS), "looked at now and then"
     assert not any(ways[60:])
@@ -77,28 +77,28 @@ def test_slower_division_loses_after_five_runs():
 
 
 def test_equal_times_choose_one_executor():
-    assert not any(Simulated(alone=1.0, apart=0.99).runs(100)[60:])
+    assert not any(SimulatedProgram(alone=1.0, apart=0.99).runs(100)[60:])
 
 
-def test_moving_cost_counts():
-    assert any(Simulated(alone=1.0, apart=0.6, moving=3.0).runs(100)[60:])
-    assert not any(Simulated(alone=1.0, apart=0.6, moving=4.0).runs(100)[60:])
+def test_trial_counts_moving_cost():
+    assert any(SimulatedProgram(alone=1.0, apart=0.6, moving=3.0).runs(100)[60:])
+    assert not any(SimulatedProgram(alone=1.0, apart=0.6, moving=4.0).runs(100)[60:])
 
 
-def test_no_trial_without_measurements():
-    assert not any(Simulated(alone=1.0, apart=0.1, waited_for=False).runs(100))
+def test_no_placement_trial_without_measurements():
+    assert not any(SimulatedProgram(alone=1.0, apart=0.1, waited_for=False).runs(100))
 
 
-def test_unmeasurable_way_is_given_up():
-    simulated = Simulated(alone=1.0, apart=0.1)
+def test_trial_of_unmeasurable_placement_ends():
+    simulated = SimulatedProgram(alone=1.0, apart=0.1)
     simulated.runs(2)
     trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
     assert [trials.choose(simulated.tried) for _ in range(UNMEASURED + 2)] == [True] * UNMEASURED + [False] * 2
 
 
 def test_single_slow_run_does_not_decide():
-    """The first measured run on one executor was disturbed: several look better until one executor is looked at again."""
-    simulated = Simulated(alone=1.0, apart=1.2)
+    """The first measured run on one executor is disturbed. Several executors seem faster until the next measurement."""
+    simulated = SimulatedProgram(alone=1.0, apart=1.2)
     trials = PlacementTrials(Adaptive(), "policy", simulated.stats, simulated.verdicts)
     tried = TriedPlacement(EMPTY, 0)
     tried.alone.record_seconds(3.0)
@@ -112,7 +112,7 @@ def test_single_slow_run_does_not_decide():
 
 
 def test_noisy_equal_times_choose_one_executor():
-    """A busy machine: neither way is faster, and single runs take up to a fifth more or less."""
+    """The placements are equally fast, and single runs vary by up to 20%."""
     wrong = 0
     for seed in range(200):
         noise = random.Random(seed)
@@ -126,7 +126,7 @@ def test_noisy_equal_times_choose_one_executor():
     assert wrong < 200 / 4
 
 
-def test_judge_among_returns_the_first_judge():
+def test_judge_among_returns_first_judge():
     judge = Adaptive()
     assert judge_among([DeadCode(), judge]) is judge
     assert judge_among([DeadCode()]) is None
@@ -136,24 +136,24 @@ def test_judge_among_returns_the_first_judge():
 
 
 @pytest.mark.parametrize(("calibrated", "prior"), [(True, PRIOR), (False, MOST)])
-def test_initial_margin_is_prior(calibrated, prior):
+def test_initial_prediction_margin_is_prior(calibrated, prior):
     assert margin_of([0.01] * (ENOUGH - 1), calibrated=calibrated) == prior
 
 
-def test_margin_covers_most_predictions():
+def test_prediction_margin_covers_most_predictions():
     assert margin_of([0.15] * 9 + [3.0], calibrated=False) == 0.15
     assert margin_of([0.01] * 10, calibrated=True) == 0.1
     assert margin_of([3.0] * 10, calibrated=True) == MOST
 
 
-class Timed:
-    """Stands for a prepared template."""
+class FakeTemplate:
+    """A fake of a prepared template."""
 
     took = None
 
 
 def test_first_run_is_not_a_prediction_error():
-    errors, plan = PredictionErrors(), Timed()
+    errors, plan = PredictionErrors(), FakeTemplate()
     errors.watch(plan, predicted=0.015)
     for seconds in (1.0, 0.010, 0.010):
         plan.note_seconds(seconds)
@@ -162,7 +162,7 @@ def test_first_run_is_not_a_prediction_error():
 
 
 def test_short_programs_are_not_measured():
-    errors, plan = PredictionErrors(), Timed()
+    errors, plan = PredictionErrors(), FakeTemplate()
     errors.watch(plan, predicted=1e-5)
     for _ in range(3):
         plan.note_seconds(2e-4)

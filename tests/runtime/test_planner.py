@@ -19,15 +19,15 @@ pytestmark = pytest.mark.usefixtures("embedded")
 DEVICE = "remote_accelerator:0"
 
 
-def twice_added(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Adds to `a` twice, with a write to `b` in between: the second sum is the first one only if `b` is elsewhere."""
+def add_twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Add to `a` twice, with a write to `b` in between. The sums are equal unless `a` and `b` share memory."""
     doubled = (a + 1) * 2
     b.add_(5)
     return doubled + (a + 1) * 3
 
 
-def ready(tensor: torch.Tensor) -> torch.Tensor:
-    """On the device, with nothing left to send."""
+def upload_and_flush(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor on the device, with nothing left to send."""
     remote = tensor.to(DEVICE)
     remote.cpu()
     return remote
@@ -35,24 +35,24 @@ def ready(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.usefixtures("plans_all")
 def test_plan_key_includes_shared_memory_of_inputs() -> None:
-    apart = ready(torch.zeros(3)), ready(torch.zeros(3))
-    base = ready(torch.zeros(3))
+    apart = upload_and_flush(torch.zeros(3)), upload_and_flush(torch.zeros(3))
+    base = upload_and_flush(torch.zeros(3))
     together = base, base.view(3)
     together[1].cpu()
-    assert twice_added(*apart).tolist() == [5.0] * 3
-    assert twice_added(*together).tolist() == [20.0] * 3
+    assert add_twice(*apart).tolist() == [5.0] * 3
+    assert add_twice(*together).tolist() == [20.0] * 3
 
 
 @pytest.mark.usefixtures("plans_all")
 @pytest.mark.parametrize(("first", "second"), [(2, 2.0), (0.0, -0.0), (2.0, 3.0)])
 def test_plan_with_merged_scalars_is_not_reused(first: float, second: float) -> None:
-    x = ready(torch.tensor([1, -1]))
-    assert_same(torch.tensor([1, -1]), x, first, first)
-    assert_same(torch.tensor([1, -1]), x, first, second)
+    x = upload_and_flush(torch.tensor([1, -1]))
+    assert_results_equal(torch.tensor([1, -1]), x, first, first)
+    assert_results_equal(torch.tensor([1, -1]), x, first, second)
 
 
-def assert_same(local: torch.Tensor, remote: torch.Tensor, first: float, second: float) -> None:
-    """Two products that are one only if the scalars are."""
+def assert_results_equal(local: torch.Tensor, remote: torch.Tensor, first: float, second: float) -> None:
+    """Compare two products that can be merged only if the scalars are equal."""
 
     def products(t: torch.Tensor) -> torch.Tensor:
         left, right = t * first, t * second
@@ -64,8 +64,8 @@ def assert_same(local: torch.Tensor, remote: torch.Tensor, first: float, second:
 
 
 def run(length: int = 3) -> float:
-    """The sum that a program of so many instructions leaves."""
-    y = ready(torch.ones(4, 4)).cosh()
+    """Return the sum that a program of `length` instructions computes."""
+    y = upload_and_flush(torch.ones(4, 4)).cosh()
     for _ in range(length - 2):
         y = y.relu()
     return y.sum().item()
@@ -89,15 +89,15 @@ def test_settings_that_need_plans_plan_at_once(settings: dict[str, object]) -> N
     try:
         run()
         djinn.reset_stats()
-        ready(torch.randn(4, 4)).sinh().cosh().sum().item()
+        upload_and_flush(torch.randn(4, 4)).sinh().cosh().sum().item()
         assert djinn.stats()["plans_made"] == 1
-        ready(torch.randn(4, 4)).sinh().cosh().sum().item()
+        upload_and_flush(torch.randn(4, 4)).sinh().cosh().sum().item()
         assert (djinn.stats()["plans_made"], djinn.stats()["plans_reused"]) == (1, 1)
     finally:
         djinn.configure(memory_limits=(), placement_policy="")
 
 
-def test_known_program_is_planned_while_plans_are_collected() -> None:
+def test_known_program_is_planned_again_while_plans_are_recorded() -> None:
     run()
     run()
     with client.record_plans() as plans:
@@ -106,8 +106,8 @@ def test_known_program_is_planned_while_plans_are_collected() -> None:
     assert [len(plan.graph.nodes) for plan in plans if plan.graph.nodes[0].op == "aten::cosh"] == [3]
 
 
-class Wanting(Optimization):
-    """Wants programs with an op, and counts what it is asked."""
+class WantingOptimization(Optimization):
+    """An optimization that wants programs with an op, and records its calls."""
 
     name = "wanting"
     tolerates_growth = True
@@ -127,7 +127,7 @@ class Wanting(Optimization):
 
 
 class Plugin:
-    """Registers an optimization."""
+    """A plugin that registers an optimization."""
 
     name = "wanting_plugin"
     djinn_api_version = "2.0"
@@ -141,10 +141,10 @@ class Plugin:
 
 
 def test_program_is_planned_only_if_an_optimization_wants_its_ops() -> None:
-    optimization = Wanting("aten::cosh")
+    optimization = WantingOptimization("aten::cosh")
     djinn.configure(plugins=[Plugin(optimization)], disable=("local",))
     try:
-        x = ready(torch.ones(4))
+        x = upload_and_flush(torch.ones(4))
         djinn.reset_stats()
         x.sinh().sum().item()
         assert optimization.asked == []
@@ -156,23 +156,23 @@ def test_program_is_planned_only_if_an_optimization_wants_its_ops() -> None:
 
 
 def test_optimization_that_fails_to_answer_wants_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    djinn.configure(plugins=[Plugin(Wanting("raises"))], disable=("local",))
+    djinn.configure(plugins=[Plugin(WantingOptimization("raises"))], disable=("local",))
     djinn.reset_stats()
     try:
-        assert ready(torch.zeros(4)).cosh().sum().item() == 4
+        assert upload_and_flush(torch.zeros(4)).cosh().sum().item() == 4
         assert djinn.stats()["plans_made"] == 0
         assert any("'wanting'" in str(vars(record)) for record in caplog.records)
     finally:
         djinn.configure(plugins=None, disable=())
 
 
-def test_optimizations_are_asked_about_a_program_that_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    optimization = Wanting("aten::cosh")
+def test_optimizations_are_asked_only_about_repeated_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimization = WantingOptimization("aten::cosh")
     djinn.shut_down()
     djinn.init()
     assert client.context.registry is not None
     monkeypatch.setitem(vars(client.context.registry), "optimizations", (optimization,))
-    x = ready(torch.ones(4))
+    x = upload_and_flush(torch.ones(4))
     x.cosh().sum().item()
     assert optimization.asked == []
     x.cosh().sum().item()  # an optimization wants it, and the plugins that plan are loaded before the next program
@@ -181,8 +181,8 @@ def test_optimizations_are_asked_about_a_program_that_comes_again(monkeypatch: p
     djinn.shut_down()
 
 
-class UsingLoader:
-    """Stands for the loader of plugins. An optimization that it loads uses the device in another thread while it is imported."""
+class LoaderUsingDevice:
+    """A fake plugin loader. Its optimization uses the device in another thread during its import."""
 
     def __init__(self) -> None:
         self.loaded: list[str] = []
@@ -191,11 +191,11 @@ class UsingLoader:
         self.loaded.append(kind)
         if kind != "optimizations":
             return ()
-        thread = threading.Thread(target=lambda: ready(torch.ones(4)).sum().item(), daemon=True)
+        thread = threading.Thread(target=lambda: upload_and_flush(torch.ones(4)).sum().item(), daemon=True)
         thread.start()
         thread.join(20)
         assert not thread.is_alive(), "the thread waits for the lock of the sink"
-        return (Wanting("aten::cosh"),)
+        return (WantingOptimization("aten::cosh"),)
 
     def report_failures(self) -> None:
         pass
@@ -204,9 +204,9 @@ class UsingLoader:
 def test_optimizations_are_loaded_without_the_lock_of_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     djinn.shut_down()
     djinn.init()
-    loader = UsingLoader()
+    loader = LoaderUsingDevice()
     monkeypatch.setattr(client.context, "registry", Registry(cast("PluginLoader", loader)))
-    x = ready(torch.ones(4))
+    x = upload_and_flush(torch.ones(4))
     for _ in range(3):
         x.sinh().sum().item()
     assert loader.loaded == ["optimizations"]
@@ -217,7 +217,7 @@ def test_optimizations_are_loaded_without_the_lock_of_the_sink(monkeypatch: pyte
 
 
 def test_profile_without_plan_is_made_on_request() -> None:
-    x = ready(torch.randn(4, 4))
+    x = upload_and_flush(torch.randn(4, 4))
     djinn.reset_stats()
     x.cosh().sinh().sum().item()
     profile = djinn.planning.last_profile()
@@ -245,7 +245,7 @@ def test_update_profile_knows_earlier_gradients() -> None:
 @pytest.mark.usefixtures("plans_all")
 def test_programs_with_other_offsets_share_plan() -> None:
     local = torch.arange(400.0)
-    x = ready(local)
+    x = upload_and_flush(local)
     djinn.reset_stats()
     for first, second in [(3, 5), (3, 5), (5, 5), (0, 399), (399, 0), (1, 1), (0, 0)]:
         doubled = (x[first] + 1) * (x[second] + 1)

@@ -296,7 +296,7 @@ SCRIPTS = {name: script for name, script in list(globals().items()) if isinstanc
 
 @pytest.fixture(scope="module")
 def programs(python, plain_environment):
-    """The scripts, run two at a time; each as what it printed, complained of, and ended with."""
+    """Run the scripts, two at a time. Return the output, errors and exit status of each."""
 
     def run(script):
         return python.run("-W", "error", "-c", PRELUDE + script, env=plain_environment, finalize=True)

@@ -16,8 +16,8 @@ from djinn_core.errors import PluginError
 ROOT = Path(__file__).parents[2]
 
 
-class Missing:
-    """Import hook of a machine without the package."""
+class MissingPackageFinder:
+    """An import hook of a machine without the profiler package."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "djinn_profiler":
@@ -26,12 +26,12 @@ class Missing:
 
 @pytest.fixture
 def without_package():
-    """The package is not installed, and no name of it was imported."""
+    """Hide the profiler package, as if no name of it had been imported."""
     monkeypatch = pytest.MonkeyPatch()
     for name in [name for name in sys.modules if name.startswith("djinn_profiler.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "djinn_profiler", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    monkeypatch.setattr(sys, "meta_path", [MissingPackageFinder(), *sys.meta_path])
     for module in (djinn, djinn.profiler):
         for name in djinn.profiler.__all__:
             monkeypatch.setitem(vars(module), name, None)
@@ -71,7 +71,7 @@ def test_command_without_profiler_package_names_it():
 
 
 @pytest.mark.usefixtures("without_package")
-def test_class_without_profiler_package():
+def test_class_without_profiler_package_names_it():
     missing = djinn.profiler.Timeline
     assert not isinstance(3, missing)
     with pytest.raises(PluginError, match=r"`djinn\.profiler\.Timeline` is in the package"):
@@ -97,7 +97,7 @@ def test_run_with_trace_needs_profiler_package(python, plain_environment, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_unknown_names_raise_attribute_error():
+def test_unknown_profiler_names_raise_attribute_error():
     with pytest.raises(AttributeError, match=r"'djinn' has no attribute 'no_such_name'"):
         _ = djinn.no_such_name
     with pytest.raises(AttributeError, match=r"'djinn.profiler' has no attribute 'no_such_name'"):

@@ -16,14 +16,14 @@ from djinn_core.settings import Settings
 
 
 @pytest.fixture
-def alone():
-    """The device on an executor of this test's own; gives its name."""
+def own_executor_device():
+    """Yield the device on a new executor of this test."""
     with configured(threads=1):
         yield "remote_accelerator:0"
 
 
-def test_session_with_tensors_is_not_ended(alone):
-    held = torch.arange(3.0, device=alone) + 1
+def test_session_with_tensors_is_not_ended(own_executor_device):
+    held = torch.arange(3.0, device=own_executor_device) + 1
     name = djinn.init() or client.session_name()
     gc.freeze()  # which hides objects from those who look for them, and takes no tensor away
     with pytest.raises(
@@ -37,20 +37,20 @@ def test_session_with_tensors_is_not_ended(alone):
     assert held.tolist() == [1, 2, 3]
 
 
-def test_live_settings_apply_at_once(alone):
-    held = torch.arange(3.0, device=alone) + 1
+def test_live_settings_apply_at_once(own_executor_device):
+    held = torch.arange(3.0, device=own_executor_device) + 1
     djinn.init()
     name = client.session_name()
     djinn.configure(wait_timeout=0.000001)
     with pytest.raises(djinn.errors.DeadlineExceeded):
-        torch.rand(600, 600, device=alone).mm(torch.rand(600, 600, device=alone)).tolist()
+        torch.rand(600, 600, device=own_executor_device).mm(torch.rand(600, 600, device=own_executor_device)).tolist()
     djinn.configure(wait_timeout=0, checkpoint_instructions=64)
     assert client.settings().checkpoint_instructions == 64
     assert client.session_name() == name
     assert held.tolist() == [1, 2, 3]
 
 
-def test_earlier_settings_stay(alone):
+def test_reconfiguring_keeps_earlier_settings(own_executor_device):
     djinn.configure(progress=False)
     djinn.configure(connect_timeout=7)
     assert (client.settings().progress, client.settings().connect_timeout, client.settings().threads) == (False, 7, 1)
@@ -58,19 +58,19 @@ def test_earlier_settings_stay(alone):
     assert (client.settings().progress, client.settings().threads) == (True, None)
 
 
-def test_empty_session_ends_with_warning(alone, caplog):
+def test_empty_session_ends_with_warning(own_executor_device, caplog):
     djinn.init()
     name = client.session_name()
-    (torch.ones(2, device=alone) + 1).tolist()  # no longer referenced
+    (torch.ones(2, device=own_executor_device) + 1).tolist()  # no longer referenced
     djinn.configure(threads=2)
     assert "has ended the session" in caplog.text
     assert not djinn.compat.is_initialized()
-    assert (torch.ones(2, device=alone) + 1).tolist() == [2, 2]
+    assert (torch.ones(2, device=own_executor_device) + 1).tolist() == [2, 2]
     assert client.session_name() != name
 
 
-def test_values_of_former_session_do_not_count(alone):
-    lost = torch.ones(2, device=alone)
+def test_values_of_former_session_do_not_count(own_executor_device):
+    lost = torch.ones(2, device=own_executor_device)
     djinn.synchronize()
     djinn.shut_down()
     djinn.init()
@@ -80,8 +80,8 @@ def test_values_of_former_session_do_not_count(alone):
         lost.tolist()
 
 
-class Remembering(Optimization):
-    """An optimization that rounds otherwise, and notes how often it was asked."""
+class RoundingOptimization(Optimization):
+    """An optimization that rounds differently and counts its calls."""
 
     name = "remembering"
     exact = False
@@ -97,13 +97,13 @@ class Remembering(Optimization):
 
 
 class Plugin:
-    """Registers it, always the same one."""
+    """A plugin that registers one optimization object."""
 
     name = "remembering_plugin"
     djinn_api_version = "2.0"
 
     def __init__(self):
-        self.optimization = Remembering()
+        self.optimization = RoundingOptimization()
 
     @djinn.hooks.hookimpl
     def djinn_register_optimizations(self):
@@ -111,8 +111,8 @@ class Plugin:
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_changed_plugins_and_settings_replan(alone):
-    held = torch.ones(3, device=alone)
+def test_changed_plugins_and_settings_replan(own_executor_device):
+    held = torch.ones(3, device=own_executor_device)
     (held * 2).tolist()
     plugin = Plugin()
     session = client.session_name()
@@ -125,10 +125,10 @@ def test_changed_plugins_and_settings_replan(alone):
     assert client.session_name() == session
 
 
-def test_changed_plugins_replan_in_pool(alone):
+def test_changed_plugins_replan_in_pool(own_executor_device):
     djinn.shut_down()
     djinn.configure(executors=2)
-    held = torch.ones(3, device=alone)
+    held = torch.ones(3, device=own_executor_device)
     for _ in range(4):
         (held * 2).tolist()
     before = djinn.stats()["plans_made"]
@@ -139,26 +139,26 @@ def test_changed_plugins_replan_in_pool(alone):
     assert djinn.stats()["plans_made"] > before
 
 
-def test_observers_of_open_session_are_replaced(alone):
+def test_observers_of_open_session_are_replaced(own_executor_device):
     seen = []
 
-    class Watching(Observer):
+    class WatchingObserver(Observer):
         name = "watching"
 
         def observe(self, event):
             seen.append(event.name)
 
-    class Given:
+    class ObserverPlugin:
         name = "watching_plugin"
         djinn_api_version = "2.0"
 
         @djinn.hooks.hookimpl
         def djinn_register_observers(self):
-            return [Watching()]
+            return [WatchingObserver()]
 
-    held = torch.ones(3, device=alone)
+    held = torch.ones(3, device=own_executor_device)
     held.tolist()
-    djinn.configure(plugins=[Given()], disable=("local",))
+    djinn.configure(plugins=[ObserverPlugin()], disable=("local",))
     (held + 3).tolist()
     assert "submitted" in seen
 

@@ -19,8 +19,8 @@ from djinn_core.ir.profile import Lineage
 DEVICE = "remote_accelerator:0"
 
 
-def planned(monkeypatch):
-    """Results of all plans that are made from now on."""
+def record_plans(monkeypatch):
+    """Return a list to which each later plan's result is appended."""
     made, real = [], plan_maker.plan_program
 
     def plan_program(*args, **kwargs):
@@ -32,13 +32,13 @@ def planned(monkeypatch):
 
 
 def kinds(result):
-    """Lifetimes of the inputs of a planned program."""
+    """Return the lifetimes of the inputs of a planned program."""
     return {result.profile.residency[v] for v in result.graph.inputs}
 
 
 @pytest.mark.usefixtures("plans_all")
 def test_gradients_of_earlier_program_are_recognised(embedded, monkeypatch):
-    made = planned(monkeypatch)
+    made = record_plans(monkeypatch)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(DEVICE)
     loss = model(torch.randn(5, 8).to(DEVICE)).square().mean()
     loss.backward()
@@ -54,11 +54,11 @@ def test_gradients_of_earlier_program_are_recognised(embedded, monkeypatch):
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_multimodal_fusion_across_programs(embedded, monkeypatch):
-    """As in LLaVA's `generate()`: features, embeddings, and what puts one into the other are programs of their own."""
+def test_multimodal_fusion_is_recognised_across_programs(embedded, monkeypatch):
+    """As in LLaVA's `generate()`, features, embeddings and their fusion are separate programs."""
     see, table, layer = nn.Conv2d(3, 8, 4, 4), nn.Embedding(1000, 8), nn.Linear(8, 8)
     see, table, layer = (module.to(DEVICE) for module in (see, table, layer))
-    made = planned(monkeypatch)
+    made = record_plans(monkeypatch)
     with torch.no_grad():
         features = see(torch.randn(1, 3, 8, 8).to(DEVICE)).flatten(2).transpose(1, 2).contiguous()
         features.sum().item()
@@ -92,7 +92,7 @@ def test_reordered_kv_cache_is_recognised(embedded, monkeypatch):
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=3000, **sizes)).eval().to(DEVICE)
-    made = planned(monkeypatch)
+    made = record_plans(monkeypatch)
     with torch.no_grad():
         output = model(torch.arange(2, 14).view(2, 6).to(DEVICE), use_cache=True)
         token = output.logits[:, -1:].argmax(-1)

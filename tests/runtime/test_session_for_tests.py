@@ -20,7 +20,7 @@ from djinn.testing import (
 
 
 @pytest.mark.usefixtures("plans_all")
-def test_counts_of_recorded_held_and_planned(embedded) -> None:
+def test_session_counts_recorded_held_and_planned_values(embedded) -> None:
     djinn.synchronize()
     djinn.reset_stats()
     before = executor_figures()["values"]
@@ -34,7 +34,7 @@ def test_counts_of_recorded_held_and_planned(embedded) -> None:
     assert executor_figures()["values"] >= before + len(tensors)
 
 
-def test_session_name_and_missing_attributes(embedded) -> None:
+def test_session_has_name_and_refuses_missing_attributes(embedded) -> None:
     assert not open_session().lost
     assert session_name()
     with pytest.raises(djinn.DjinnError, match="no connection 7; there are 1"):
@@ -58,7 +58,7 @@ def test_broken_connection_is_resumed(connect, url_of) -> None:
         assert session_name() == name
 
 
-def test_killed_executor_is_gone(embedded) -> None:
+def test_kill_executor_ends_its_process(embedded) -> None:
     value = torch.ones(3, device=embedded).cpu()
     (before,) = executor_processes()
     kill_executor()

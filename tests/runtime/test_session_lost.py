@@ -15,8 +15,8 @@ DEVICE = "remote_accelerator:0"
 
 
 @pytest.fixture
-def own():
-    """The executor that this program starts for itself, once it has been asked for."""
+def own_executor():
+    """Yield the executor that this program starts for itself."""
     djinn.shut_down()
     djinn.configure(threads=1)
     djinn.init()
@@ -31,13 +31,13 @@ def kill(executor):
     os.kill(executor.process_id, signal.SIGKILL)
 
 
-def test_lost_executor_with_and_without_journal(own, caplog) -> None:
+def test_lost_executor_is_recovered_only_with_journal(own_executor, caplog) -> None:
     kept = torch.ones(3, device=DEVICE)
     kept += 1
     assert kept.sum().item() == 6
     torch.manual_seed(4)
     once = torch.rand(5, device=DEVICE)
-    kill(own)
+    kill(own_executor)
     kept += 1
     assert kept.tolist() == [3, 3, 3]
     expected = [*once.tolist(), *torch.rand(2, device=DEVICE).tolist()]
@@ -48,11 +48,11 @@ def test_lost_executor_with_and_without_journal(own, caplog) -> None:
     total = kept.sum()
     long = torch.arange(100.0, device=DEVICE) * 2
     assert [total.item(), total.item(), *[long[at].item() for at in range(4)]] == [9, 9, 0, 2, 4, 6]
-    journals = own._journals.path
+    journals = own_executor._journals.path
     assert journals.stat().st_mode & 0o077 == 0
     for journal in journals.iterdir():
         journal.unlink()
-    kill(own)
+    kill(own_executor)
     with pytest.raises(djinn.errors.SessionLost, match=r"was killed by SIGKILL and left no journal.*djinn\.init\(\)"):
         (kept + 1).cpu()
     with pytest.raises(djinn.errors.SessionLost):

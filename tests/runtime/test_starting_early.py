@@ -22,8 +22,8 @@ DEVICE = "remote_accelerator:0"
 
 
 @pytest.fixture
-def unopened():
-    """No session is open, and one would have an executor of this process's own; the same afterwards."""
+def without_session():
+    """Close the session before and after the test. A new session would start its own executor."""
     from configured import configure_anew
 
     configure_anew(threads=1)
@@ -31,42 +31,42 @@ def unopened():
     configure_anew()
 
 
-def started():
-    """Process ids of the executors that no session has taken."""
+def unused_executors():
+    """Return the process ids of the executors that no session uses."""
     return [executor.process_id for executor in client.context.started_executors]
 
 
-@pytest.mark.usefixtures("unopened")
+@pytest.mark.usefixtures("without_session")
 def test_first_op_starts_executor():
-    assert not started()
+    assert not unused_executors()
     x = torch.ones(3, device=DEVICE)
-    early = started()
+    early = unused_executors()
     assert len(early) == 1
     assert not djinn.compat.is_initialized()
     assert x.sum().item() == 3
     assert executor_processes() == tuple(early)
-    assert not started()
+    assert not unused_executors()
 
 
-@pytest.mark.usefixtures("unopened")
+@pytest.mark.usefixtures("without_session")
 @pytest.mark.parametrize("ending", [djinn.shut_down, lambda: djinn.configure(threads=2)])
 def test_unused_early_executor_ends(ending):
     torch.ones(3, device=DEVICE)
     (executor,) = client.context.started_executors
     ending()
     assert not executor.alive
-    assert not started()
+    assert not unused_executors()
     assert torch.ones(2, device=DEVICE).sum().item() == 2
 
 
-@pytest.mark.usefixtures("unopened")
+@pytest.mark.usefixtures("without_session")
 def test_captures_and_servers_start_no_executor(url_of):
     with djinn.capture():
         torch.ones(3, device=DEVICE).neg()
-    assert not started()
+    assert not unused_executors()
     djinn.configure(servers=[url_of("tcp")])
     client.start_early()
-    assert not started()
+    assert not unused_executors()
 
 
 IMPORTING = """\
@@ -98,8 +98,8 @@ def test_import_starts_executor_if_configured(python, plain_environment, tmp_pat
 
 
 @attrs.define
-class Started:
-    """Stand-in for an executor."""
+class FakeExecutor:
+    """A fake of an executor that was started early."""
 
     alive: bool = True
     closed: bool = False
@@ -109,55 +109,55 @@ class Started:
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
-    """The beginning of a run of a script, with arguments of `resolve`; no process is started."""
+def begin_run(monkeypatch, tmp_path):
+    """Return a function that begins a run of a script with arguments of `resolve`. It starts no process."""
     script = tmp_path / "script.py"
     script.touch()
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE", "DJINN_START_AT_IMPORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(own_executor, "start_executors", lambda settings, unused_seconds: (Started(),))
+    monkeypatch.setattr(own_executor, "start_executors", lambda settings, unused_seconds: (FakeExecutor(),))
     return begin
 
 
-def test_script_repeats_executors_of_last_run(run):
-    first = run()
+def test_script_repeats_executors_of_last_run(begin_run):
+    first = begin_run()
     assert not first.executors
     first.note(resolve().settings)
-    second = run()
+    second = begin_run()
     (executor,) = second.executors
     assert second.take(resolve().settings) == (executor,)
     assert not second.executors
     second.end()  # as at the end of the program
-    third = run()
+    third = begin_run()
     (unused,) = third.executors
     third.end()
     assert unused.closed
     assert not executor.closed
-    assert not run().executors
+    assert not begin_run().executors
 
 
-def test_unusable_early_executors_end(run):
-    begun = run()
+def test_unusable_early_executors_end(begin_run):
+    begun = begin_run()
     begun.note(resolve().settings)
     for settings, alive in ((resolve({"threads": 3}).settings, True), (resolve().settings, False)):
         begun.note(resolve().settings)
-        again = run()
+        again = begin_run()
         (executor,) = again.executors
         executor.alive = alive
         assert again.take(settings) == ()
         assert executor.closed
-    assert not run().executors
+    assert not begin_run().executors
 
 
-def test_configured_runs_are_not_remembered(run, monkeypatch):
-    run().note(resolve({"threads": 3}).settings)
-    assert not run().executors
+def test_configured_runs_are_not_remembered(begin_run, monkeypatch):
+    begin_run().note(resolve({"threads": 3}).settings)
+    assert not begin_run().executors
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/pytest", raising=False)
-    assert run().marker is None
+    assert begin_run().marker is None
     monkeypatch.setenv("DJINN_START_AT_IMPORT", "no")
-    assert not run().executors
+    assert not begin_run().executors
 
 
 def test_early_executors_use_fork_server_if_configured(monkeypatch, tmp_path):

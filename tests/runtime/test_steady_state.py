@@ -40,7 +40,7 @@ ONCE = ("submissions", "messages_sent", "messages_received", "round_trips", "tem
 
 
 class Decoder(torch.nn.Module):
-    """Attention with a growing cache, some layers of it."""
+    """Several layers of attention with a growing cache."""
 
     def __init__(self, layers: int = 6) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Decoder(torch.nn.Module):
         return state
 
 
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     calls: Counter[str] = Counter()
 
     def count(name: str) -> None:
@@ -76,14 +76,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("planned", [True, False], ids=["planned", "as_recorded"])
 @torch.no_grad()
-def test_growing_loop_reuses_everything(embedded, monkeypatch, request, planned):
+def test_growing_loop_reuses_plans_and_templates(embedded, monkeypatch, request, planned):
     if planned:
         request.getfixturevalue("plans_all")
     drop_plans(client.context)
     work = WORK if planned else WORK[-2:]
     model = Decoder().to(DEVICE)
     state = torch.rand(1, 1, 16, device=DEVICE)
-    calls = counted(monkeypatch)
+    calls = count_calls(monkeypatch)
     djinn.reset_stats()
     for step in range(100):
         if step == 8:
@@ -140,12 +140,12 @@ def test_known_template_carries_trace_context(embedded, monkeypatch):
 
 
 def test_installed_plugins_tolerate_growth(embedded):
-    """With one that does not plans hold for fewer sizes."""
+    """Plans of a program with an intolerant plugin cover fewer sizes."""
     assert growth_intolerant_plugins_in(*client.context.configured(), 1) == ()
 
 
-def shared(recorded: Program) -> Program:
-    """The program with one signature for all calls of an op, as calls that differ in sizes only have it."""
+def share_signatures(recorded: Program) -> Program:
+    """Return the program with one signature for all calls of an op that differ only in sizes."""
     calls = tuple(
         attrs.evolve(c, signature=SIGNATURES.setdefault((c.op, len(c.operands)), c.signature)) for c in recorded.calls
     )
@@ -153,12 +153,12 @@ def shared(recorded: Program) -> Program:
 
 
 def program(length: int, width: int = 8, number: float = 0.5) -> Program:
-    """A growing value through a layer, and times a number."""
+    """Return a program with a growing value through a layer, multiplied by a number."""
     builder = ProgramBuilder()
     given, weight = builder.input(1, length, width), builder.input(width, width)
     made = builder.op("aten::linear", given, weight, shape=(1, length, width))
     builder.op("aten::mul.Scalar", made, shape=(1, length, width), slots=(number,))
-    return shared(builder.program())
+    return share_signatures(builder.program())
 
 
 SIGNATURES: dict = {}
@@ -180,7 +180,7 @@ SIGNATURES: dict = {}
         ({"length": 10, "width": 9}, False, False),
     ],
 )
-def test_plan_size_range(other, wide, narrow):
+def test_plan_covers_range_of_sizes(other, wide, narrow):
     for factor, found in ((FACTOR, wide), (NARROW_FACTOR, narrow)):
         plans = PlanCache[str](factor)
         plans.find(program(length=10))[0].append("first")
@@ -189,7 +189,7 @@ def test_plan_size_range(other, wide, narrow):
 
 
 def test_only_size_scalars_have_ranges():
-    def viewed(length: int, dim: int) -> Program:
+    def view_with_size(length: int, dim: int) -> Program:
         builder = ProgramBuilder()
         given = builder.input(4, 64)
         part = builder.op("aten::slice.Tensor", given, shape=(4, length), slots=(dim, 0, length, 1))
@@ -197,14 +197,14 @@ def test_only_size_scalars_have_ranges():
         return builder.program()
 
     plans = PlanCache[str]()
-    plans.find(shared(viewed(10, 1)))[0].append("first")
-    assert plans.find(shared(viewed(12, 1)))[0] == ["first"]
-    assert plans.find(shared(viewed(12, 0)))[0] == []
+    plans.find(share_signatures(view_with_size(10, 1)))[0].append("first")
+    assert plans.find(share_signatures(view_with_size(12, 1)))[0] == ["first"]
+    assert plans.find(share_signatures(view_with_size(12, 0)))[0] == []
 
 
 @pytest.mark.usefixtures("plans_all")
 def test_many_sizes_share_few_plans(embedded):
-    """Encoders with sequences of random length: as many plans as there are ranges, whatever the number of lengths."""
+    """Encoders get sequences of random length. The number of plans equals the number of size ranges."""
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -224,8 +224,8 @@ def test_many_sizes_share_few_plans(embedded):
     assert steps(long_or(25, 60)) <= 3
 
 
-class Innocent(Optimization):
-    """An optimization of another author that does nothing and says nothing of growth."""
+class SilentOptimization(Optimization):
+    """An optimization that does nothing and does not declare `tolerates_growth`."""
 
     name = "innocent"
 
@@ -233,8 +233,8 @@ class Innocent(Optimization):
         return OptimizationResult(self.name, applied=False, reason="there is nothing to do")
 
 
-class DropsWhatItSaw(Innocent):
-    """Leaves out an upper bound that nothing in a program of ones reaches, and says nothing of growth."""
+class DropsUnreachedBound(SilentOptimization):
+    """An optimization that drops an upper bound that a program of ones never reaches. It declares nothing."""
 
     name = "drops"
 
@@ -247,10 +247,10 @@ class DropsWhatItSaw(Innocent):
 
 
 @pytest.fixture
-def beside_an_optimization():
-    """A session in which this optimization is the only one; it need not be importable by the executor."""
+def session_with_optimization():
+    """Return a function that opens a session with one optimization, which the executor need not import."""
 
-    def begin(one: Innocent, executors: int = 1) -> str:
+    def begin(one: SilentOptimization, executors: int = 1) -> str:
         djinn.shut_down()
         djinn.configure(plugins=["pool"], executors=executors)
         client.context.registry = client.registry().evolve(optimizations=(one,))
@@ -260,8 +260,8 @@ def beside_an_optimization():
     djinn.shut_down()
 
 
-def test_undeclared_plugin_sees_representative_sizes(beside_an_optimization):
-    device = beside_an_optimization(Innocent())
+def test_undeclared_plugin_sees_representative_sizes(session_with_optimization):
+    device = session_with_optimization(SilentOptimization())
     draw, weight = random.Random(0), torch.rand(8, 8, device=device)
 
     def steps(count: int) -> int:
@@ -277,8 +277,8 @@ def test_undeclared_plugin_sees_representative_sizes(beside_an_optimization):
 
 
 @pytest.mark.parametrize("executors", [1, 2])
-def test_rewrite_of_undeclared_plugin_is_size_specific(beside_an_optimization, executors):
-    device = beside_an_optimization(DropsWhatItSaw(), executors)
+def test_rewrite_of_undeclared_plugin_is_size_specific(session_with_optimization, executors):
+    device = session_with_optimization(DropsUnreachedBound(), executors)
     for size in (5, 6, 7, 8, 9, 10):
         for bound in (9.5, 0.5, 9.5, 0.25):
             # No part of an assertion: pytest keeps what an assertion computes, and what is kept is not dropped.
@@ -286,8 +286,8 @@ def test_rewrite_of_undeclared_plugin_is_size_specific(beside_an_optimization, e
             assert total == size * 3 * (min(bound, 1) + 1)
 
 
-class Fuses(Innocent):
-    """Puts `2 * x` in the place of `x + x`, which holds for the sizes that it saw."""
+class FusesSum(SilentOptimization):
+    """An optimization that replaces `x + x` by `2 * x` for the sizes that it saw."""
 
     name = "fuses"
 
@@ -300,8 +300,8 @@ class Fuses(Innocent):
         return OptimizationResult(self.name, bool(made), "twice", Rewrite(substitutions=tuple(made)))
 
 
-def test_substitutions_stop_if_sizes_keep_changing(beside_an_optimization):
-    device = beside_an_optimization(Fuses())
+def test_substitutions_stop_if_sizes_keep_changing(session_with_optimization):
+    device = session_with_optimization(FusesSum())
     djinn.reset_stats()
     for size in range(5, 60):
         given = torch.ones(size, 3, device=device)

@@ -16,7 +16,7 @@ def gpt2(device):
     return GPT2LMHeadModel(config).to(device)
 
 
-def test_gpt2_training_step_passes(embedded):
+def test_verify_passes_gpt2_training_step(embedded):
     model = gpt2(embedded).train()
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.arange(16, device=embedded).reshape(2, 8)
@@ -30,7 +30,7 @@ def test_gpt2_training_step_passes(embedded):
     assert set(report.unchecked) <= {"random", "makes memory without content"}
 
 
-def test_generation_passes(embedded):
+def test_verify_passes_generation(embedded):
     model = gpt2(embedded).eval()
     ids = torch.arange(2, 10, device=embedded).reshape(1, 8)
     with djinn.verify() as report:
@@ -39,7 +39,7 @@ def test_generation_passes(embedded):
     assert report.first is None
 
 
-def test_cnn_training_with_uploads_passes(embedded):
+def test_verify_passes_cnn_training_with_uploads(embedded):
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3),
@@ -59,7 +59,7 @@ def test_cnn_training_with_uploads_passes(embedded):
     assert report.checked > 60
 
 
-def test_views_writes_and_data_dependent_shapes_pass(embedded):
+def test_verify_passes_views_writes_and_data_dependent_shapes(embedded):
     before, unseen = (torch.arange(24.0, device=embedded).reshape(2, 3, 4) for _ in range(2))
     with djinn.verify(bitwise=True) as report:
         unseen[0].copy_(unseen[1])
@@ -84,7 +84,7 @@ def test_views_writes_and_data_dependent_shapes_pass(embedded):
 
 
 @pytest.mark.parametrize("block", [torch.inference_mode, lambda: torch.device("remote_accelerator"), torch.no_grad])
-def test_verify_inside_other_contexts(embedded, block):
+def test_verify_works_inside_other_contexts(embedded, block):
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4).to(embedded)
     with djinn.verify() as report, block():
@@ -95,7 +95,7 @@ def test_verify_inside_other_contexts(embedded, block):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of forward mode in PyTorch itself
-def test_functional_transforms_pass(embedded):
+def test_verify_passes_functional_transforms(embedded):
     w, x = torch.randn(4, device=embedded), torch.randn(5, 4, device=embedded)
     with djinn.verify() as report:
         per_sample = torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sum().tanh()), in_dims=(None, 0))(w, x)
@@ -124,8 +124,8 @@ def test_remote_failures_still_raise(embedded):
     assert report.checked == 1
 
 
-class Wave(torch.nn.Module):
-    """The wrong kernel is in here."""
+class WrongKernelModule(torch.nn.Module):
+    """A module whose kernel is wrong on the executor."""
 
     def forward(self, x):
         return torch.tanh(x)  # this line
@@ -135,7 +135,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
-        self.wave = Wave()
+        self.wave = WrongKernelModule()
 
     def forward(self, x):
         for layer in self.layers:
@@ -143,7 +143,7 @@ class Net(torch.nn.Module):
         return self.wave(x) @ x.t()
 
 
-def test_wrong_kernel_names_op_line_and_module(on_wrong_executor):
+def test_verify_names_op_line_and_module_of_wrong_kernel(on_wrong_executor):
     torch.manual_seed(0)
     net = Net().to(on_wrong_executor)
     x = torch.randn(32, 8).to(on_wrong_executor)
@@ -153,7 +153,7 @@ def test_wrong_kernel_names_op_line_and_module(on_wrong_executor):
     assert first.op == "aten::tanh"
     assert first.module == "wave (Wave)"
     assert first.operands == ("float32[32, 8]",)
-    assert f"{__file__}:{Wave.forward.__code__.co_firstlineno + 1} in forward" in first.site
+    assert f"{__file__}:{WrongKernelModule.forward.__code__.co_firstlineno + 1} in forward" in first.site
     assert first.elements == 256
     assert 0 < first.differing <= 3
     assert 1e-6 < first.largest < 1e-2
@@ -164,21 +164,21 @@ def test_wrong_kernel_names_op_line_and_module(on_wrong_executor):
         assert part in str(caught.value)
 
 
-def test_tolerances_apply(on_wrong_executor):
+def test_verify_applies_tolerances(on_wrong_executor):
     x = torch.linspace(0.1, 1, 200).to(on_wrong_executor)
     with djinn.verify(rtol=1e-2) as report:
         x.tanh()
     assert report.checked == 1
 
 
-def test_wrong_write_is_found(on_wrong_executor):
+def test_verify_finds_wrong_write(on_wrong_executor):
     x = torch.ones(2, 3).to(on_wrong_executor)
     with pytest.raises(djinn.errors.VerificationError, match=r"aten::mul_.*2 of 6 elements"), djinn.verify():
         x.mul_(2)
         x.add_(1)
 
 
-def test_wrong_write_of_void_op_is_found(on_wrong_executor):
+def test_verify_finds_wrong_write_of_void_op(on_wrong_executor):
     targets = [torch.ones(n).to(on_wrong_executor) for n in (2, 3, 4)]
     with pytest.raises(djinn.errors.VerificationError, match=r"aten::_foreach_mul_.*4 of 4 elements"), djinn.verify():
         torch._foreach_mul_(targets, 3.0)
@@ -193,13 +193,13 @@ def test_error_in_block_notes_earlier_difference(on_wrong_executor):
 
 
 def test_unrecordable_op_does_not_stop_verification(embedded, monkeypatch):
-    def refused(*_, **__):
+    def raise_unrecordable(*_, **__):
         raise RuntimeError("refused")
 
     x = torch.tensor([0.0, 1.0]).to("remote_accelerator:0")
     with djinn.verify() as report:
         with monkeypatch.context() as patch:
-            patch.setattr(remote_infer, "append", refused)
+            patch.setattr(remote_infer, "append", raise_unrecordable)
             with pytest.raises(RuntimeError, match="refused"):
                 x.nonzero()
         x.add(1)

@@ -30,7 +30,7 @@ def loss_each_step():
         total += loss.item()  # planted
 
 
-def branch_on_a_value():
+def branch_on_value():
     x = torch.ones(4, device=DEVICE)
     for _ in range(3):
         x = x * 2
@@ -90,7 +90,7 @@ def tolist_of_tokens():
         net(x).argmax(-1).tolist()  # planted
 
 
-def inverse_that_is_checked():
+def checked_inverse():
     x = torch.eye(4, device=DEVICE)
     for _ in range(3):
         x = torch.linalg.inv(x + torch.eye(4, device=DEVICE))  # planted
@@ -110,7 +110,7 @@ def published_weights_each_step():
         djinn.weights.published()  # planted
 
 
-def more_than_has_room():
+def exceed_memory():
     x = torch.ones(1 << 20, device=DEVICE)
     copies = []
     for number in range(4):
@@ -123,7 +123,7 @@ def more_than_has_room():
 
 PROGRAMS = {
     loss_each_step: "a number",
-    branch_on_a_value: "a condition",
+    branch_on_value: "a condition",
     copy_each_output: "a copy to the CPU",
     printing_a_tensor: "printing",
     printing_a_number: "printing",
@@ -132,10 +132,10 @@ PROGRAMS = {
     synchronize_each_step: "synchronization",
     numpy_for_a_metric: "a copy to the CPU",
     tolist_of_tokens: "a copy to the CPU",
-    inverse_that_is_checked: "a check of the result",
+    checked_inverse: "a check of the result",
     memory_each_step: "memory figures",
     published_weights_each_step: "weights at an address",
-    more_than_has_room: "too many unanswered submissions",
+    exceed_memory: "too many unanswered submissions",
 }
 
 
@@ -145,7 +145,7 @@ def _over_tcp(over_tcp):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_planted_wait_is_found(program, capsys):
+def test_explain_waits_finds_planted_wait(program, capsys):
     program()  # recorded once: what is foreseen from then on is what waits in a long run
     djinn.synchronize()
     before = djinn.stats()["round_trips"]
@@ -165,7 +165,7 @@ def test_planted_wait_is_found(program, capsys):
     assert found.advice in str(report)
 
 
-def test_program_without_waits():
+def test_explain_waits_reports_nothing_without_waits():
     net = model()
     with djinn.explain_waits() as report:
         net(batches(1)[0])

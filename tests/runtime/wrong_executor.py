@@ -21,13 +21,13 @@ def _wrong(kernel):
 
 
 def _forgetful(kernel):
-    def forgets_the_last(target, factor):
+    def drop_last_element(target, factor):
         last = target[..., -1:].clone()
         kernel(target, factor)
         target[..., -1:].copy_(last)
         return target
 
-    return forgets_the_last
+    return drop_last_element
 
 
 def _forgets_the_last_tensor(kernel):
@@ -35,14 +35,14 @@ def _forgets_the_last_tensor(kernel):
 
 
 def _missing(func):
-    def refuses(*_, **__):
+    def raise_missing(*_, **__):
         raise NotImplementedError(f"Could not run '{func.name()}' with arguments from the 'Test' backend.")
 
-    return refuses
+    return raise_missing
 
 
 def execute():
-    """Be the executor."""
+    """Run as an executor."""
     from djinn_core import torch_private
     from djinn_server import executor
 
@@ -59,7 +59,7 @@ def execute():
 
 
 def serve(file):
-    """Be the server."""
+    """Run as a server."""
     from djinn_server.gateway.gateway import serve as serve_gateway
     from djinn_server.gateway.gateway_config import GatewayConfig
     from djinn_server.launch.executor_config import ExecutorConfig

@@ -34,8 +34,8 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    """The labelled program of an entry, recorded once, with FLOPs where PyTorch counted them."""
+def labelled_program():
+    """Return a function that returns the labelled program of an entry. It records each program once."""
     found = {}
 
     def record(name):
@@ -51,13 +51,13 @@ def recorded():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_labelled_instances_match_configuration(embedded, recorded, name):
-    assert Counter(i.pattern for i in recorded(name).truth.instances if i.required) == EXPECTED[name][1]
+def test_labelled_instances_match_configuration(embedded, labelled_program, name):
+    assert Counter(i.pattern for i in labelled_program(name).truth.instances if i.required) == EXPECTED[name][1]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_labels_refer_to_program_nodes(embedded, recorded, name):
-    program = recorded(name)
+def test_labels_refer_to_program_nodes(embedded, labelled_program, name):
+    program = labelled_program(name)
     nodes = range(len(program.program))
     assert set(program.truth.phases) <= set(nodes)
     for instance in program.truth.instances:
@@ -70,8 +70,8 @@ def test_labels_refer_to_program_nodes(embedded, recorded, name):
     assert forward <= known, "a layer that no rule knows"
 
 
-def test_training_phases_are_ordered(embedded, recorded):
-    program = recorded("resnet")
+def test_training_phases_are_ordered(embedded, labelled_program):
+    program = labelled_program("resnet")
     phases = [phase for node in range(len(program.program)) for phase in program.truth.phases[node]]
     order = [ExecutionPhase.TRAINING_FORWARD, ExecutionPhase.TRAINING_BACKWARD, ExecutionPhase.TRAINING_OPTIMIZER]
     assert list(dict.fromkeys(phases)) == order
@@ -82,8 +82,8 @@ def test_training_phases_are_ordered(embedded, recorded):
     assert residency[DataResidency.INPUT] == 2
 
 
-def test_modalities_and_fusion_of_clip(embedded, recorded):
-    truth = recorded("clip").truth
+def test_clip_has_two_modalities_and_fusion(embedded, labelled_program):
+    truth = labelled_program("clip").truth
     (fusion,) = (i for i in truth.instances if i.pattern == "fusion")
     assert {truth.modalities[n] for n in fusion.core} == {Modality.MULTIMODAL_FUSION}
     before = {m for n, m in truth.modalities.items() if n < min(fusion.core)}
@@ -93,8 +93,8 @@ def test_modalities_and_fusion_of_clip(embedded, recorded):
     }
 
 
-def told(instance, nodes=None, shift=0):
-    """A match that says what is true of an instance, or of other nodes."""
+def match_of(instance, nodes=None, shift=0):
+    """Return a correct match of an instance, or a match of other nodes."""
     return PatternMatch(
         pattern=min(NAMES[instance.pattern]),
         nodes=tuple(sorted(n + shift for n in nodes or instance.core)),
@@ -105,57 +105,57 @@ def told(instance, nodes=None, shift=0):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_score_of_perfect_and_shifted_matches(embedded, recorded, name):
-    instances = recorded(name).truth.instances
+def test_score_separates_perfect_and_shifted_matches(embedded, labelled_program, name):
+    instances = labelled_program(name).truth.instances
     required = [i for i in instances if i.required]
     for pattern in {i.pattern for i in required}:
         mine = [i for i in required if i.pattern == pattern]
-        right = of_pattern(pattern, instances, map(told, mine))
+        right = of_pattern(pattern, instances, map(match_of, mine))
         assert not right.missed
         assert all(judged.right for judged in right.judged)
-        beside = of_pattern(pattern, mine, [told(i, shift=1000) for i in mine])
+        beside = of_pattern(pattern, mine, [match_of(i, shift=1000) for i in mine])
         assert len(beside.missed) == len(mine)
         assert not any(judged.right for judged in beside.judged)
 
 
-def test_score_of_duplicate_and_oversized_matches(embedded, recorded):
-    program = recorded("bert")
+def test_score_penalizes_duplicate_and_oversized_matches(embedded, labelled_program):
+    program = labelled_program("bert")
     instances = program.truth.instances
     first, second = (i for i in instances if i.pattern == "attention")
-    twice = of_pattern("attention", instances, [told(first), told(first), told(second)])
+    twice = of_pattern("attention", instances, [match_of(first), match_of(first), match_of(second)])
     assert [judged.right for judged in twice.judged] == [True, False, True]
-    everything = of_pattern("attention", instances, [told(first, range(len(program.program)))])
+    everything = of_pattern("attention", instances, [match_of(first, range(len(program.program)))])
     assert not everything.judged[0].right
     assert len(everything.missed) == 2
-    both = of_pattern("attention", instances, [told(first, [*first.span, *second.span])])
+    both = of_pattern("attention", instances, [match_of(first, [*first.span, *second.span])])
     assert not both.judged[0].right
-    wide = of_pattern("attention", instances, [told(first, [*first.core, *range(40)])])
+    wide = of_pattern("attention", instances, [match_of(first, [*first.core, *range(40)])])
     assert not wide.judged[0].right
 
 
-def test_optional_instances_are_not_scored(embedded, recorded):
-    instances = recorded("bert").truth.instances
+def test_optional_instances_are_not_scored(embedded, labelled_program):
+    instances = labelled_program("bert").truth.instances
     position = next(i for i in instances if i.pattern == "embedding" and not i.required)
-    judged = of_pattern("embedding", instances, [told(position)])
+    judged = of_pattern("embedding", instances, [match_of(position)])
     assert judged.judged[0].right is None
     assert [i.required for i in judged.missed] == [True]
 
 
-def test_confidence_calibration():
-    def judged(confidence, right):
+def test_confidence_is_calibrated():
+    def judge_match(confidence, right):
         return JudgedMatch(PatternMatch("mlp", (0,), confidence, "it was told"), right)
 
     total = Sum()
-    total.judged["attention"] += [judged(0.95, True)] * 3 + [judged(0.91, False)] + [judged(0.95, None)]
-    total.judged["mlp"] += [judged(1.0, True), judged(0.4, False)]
+    total.judged["attention"] += [judge_match(0.95, True)] * 3 + [judge_match(0.91, False)] + [judge_match(0.95, None)]
+    total.judged["mlp"] += [judge_match(1.0, True), judge_match(0.4, False)]
     assert total.calibration("attention") == pytest.approx((0.94, 0.75))
     assert total.calibration() == pytest.approx((5.16 / 6, 4 / 6))
     assert total.calibration("fusion") is None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "clip", "resnet"])
-def test_attention_and_kv_caches_are_recognised(embedded, recorded, name):
-    program = recorded(name)
+def test_attention_and_kv_caches_are_recognised(embedded, labelled_program, name):
+    program = labelled_program(name)
     profile = djinn.plan(attrs.evolve(program.program, modules=(), sites=()), until="annotate").profile
     found = score(program, profile)
     for pattern in ("attention", "kv_cache"):
@@ -165,8 +165,8 @@ def test_attention_and_kv_caches_are_recognised(embedded, recorded, name):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_embedding_bags_are_recognised(embedded, recorded, name):
-    program = recorded(name)
+def test_embedding_bags_are_recognised(embedded, labelled_program, name):
+    program = labelled_program(name)
     profile = djinn.plan(attrs.evolve(program.program, modules=(), sites=()), until="annotate").profile
     found = score(program, profile)
     assert not found.patterns["embedding_bag"].missed
@@ -174,8 +174,8 @@ def test_embedding_bags_are_recognised(embedded, recorded, name):
 
 
 @pytest.mark.parametrize("name", ["bert", "resnet", "dlrm", "perceptron", "qwen2_moe"])
-def test_labelled_flops_equal_pytorch_counter(embedded, recorded, name):
-    program = recorded(name)
+def test_labelled_flops_equal_pytorch_counter(embedded, labelled_program, name):
+    program = labelled_program(name)
     graph = Graph(program.program)
     assert program.flops == sum(flops_of(graph, node) for node in graph.nodes)
 
@@ -186,7 +186,7 @@ def test_workload_types_by_family_and_situation():
     assert WorkloadType.LLM not in workloads_of("illustrated decoder", "prefill")
 
 
-def test_lower_confidence_bound():
+def test_lower_confidence_bound_equals_formula():
     assert least(0, 0) is None
     assert least(190, 190) == pytest.approx(0.980, abs=0.001)  # no mistake in 190
     assert least(90, 100) == pytest.approx(0.8256, abs=0.001)

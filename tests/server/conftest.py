@@ -15,7 +15,7 @@ from djinn_core.wire.messages import decode, encode
 
 
 def exists(process: int) -> bool:
-    """True if a process runs (a zombie does not)."""
+    """Return True if a process runs and is no zombie."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
@@ -76,7 +76,7 @@ def server(tmp_path_factory, plain_environment):
 
 @pytest.fixture(scope="module")
 def keeping(start_python, tmp_path_factory, plain_environment):
-    """`remote_accelerator` is a server that keeps weights, and has some; gives a safetensors file that it knows."""
+    """Connect to a server with a filled weight store. Yield a safetensors file whose weights are stored."""
     import torch
     from configured import configured
     from safetensors.torch import save_file

@@ -80,8 +80,8 @@ def make_token(file: Path, *arguments: str) -> str:
 
 
 @attrs.frozen
-class Guarded:
-    """A `djinn serve` of its own process with everything that guards it."""
+class GuardedServer:
+    """A `djinn serve` process with all access checks."""
 
     process: Any  # what `subprocess.Popen` is
     folder: Path
@@ -119,7 +119,7 @@ class Guarded:
         return Settings(servers=(self.url(scheme),), token=self.tokens.get(who, who), **pin)
 
     def get(self, path, token=None, **headers):
-        """Status and text of a request to the operations listener."""
+        """Return status and text of a request to the operations listener."""
         context = ssl.create_default_context(cafile=self.folder / "state" / "djinn" / "tls" / "certificate.pem")
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
         request = urllib.request.Request(self.operations + path, headers=shown | headers)
@@ -131,7 +131,7 @@ class Guarded:
                 return error.code, error.read().decode()
 
     def events(self, path, token):
-        """The events of a feed; the connection is closed when they are not wanted any more."""
+        """Yield the events of a feed. Close the connection at the end."""
         context = ssl.create_default_context(cafile=self.folder / "state" / "djinn" / "tls" / "certificate.pem")
         request = urllib.request.Request(self.operations + path, headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=SECONDS, context=context) as response:
@@ -161,7 +161,7 @@ def guarded(python, tmp_path_factory, plain_environment, wait_for):
         started = plain_environment | {"XDG_STATE_HOME": str(folder / "state"), "DJINN_LOG_FORMAT": "json"}
         started |= {"PYTHONPATH": str(folder), "HOOKED": str(folder / "hooked")}
         process = python.start(*command, stdout=log, stderr=log, env=started)
-    guarded = Guarded(process, folder, tokens)
+    guarded = GuardedServer(process, folder, tokens)
     wait_for(lambda: "Clients on" in guarded.log or process.poll() is not None, "the server")
     yield guarded
     process.terminate()
@@ -169,14 +169,14 @@ def guarded(python, tmp_path_factory, plain_environment, wait_for):
 
 
 @pytest.fixture(scope="module")
-def secure(guarded, registry):
-    """Dial any URL of the server's, or of its executors'."""
+def dial_secure(guarded, registry):
+    """Return a function that dials any URL of the server or of its executors."""
     ways = with_tls(registry.transports, TlsOptions(fingerprints=(guarded.content.fingerprint,)))
     return lambda url: transport_for(url, ways).connect(url, Limits(), SECONDS)
 
 
 def sample(kind, **given):
-    """A message of that type with as little in it as its fields allow."""
+    """Return a message of a type with minimal fields."""
     if kind is bytes:
         return bytes(32)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -194,7 +194,7 @@ def sample(kind, **given):
 
 
 def answer_to(connect, url, message):
-    """Reply to a first message; None where the connection is closed."""
+    """Return the reply to a first message, or None if the connection is closed."""
     connection = connect(url)
     try:
         connection.send(Frame(encode(message)))
@@ -205,8 +205,8 @@ def answer_to(connect, url, message):
         connection.close()
 
 
-def leave(opened):
-    """End a session, which would wait for its client otherwise."""
+def end_session(opened):
+    """End a session, which would otherwise wait for its client."""
     opened.connection.send(Frame(encode(Goodbye())))
     opened.connection.close()
 
@@ -235,7 +235,7 @@ def test_login_confirms_unknown_certificate(guarded, monkeypatch, tmp_path, answ
 
 
 @pytest.mark.parametrize("scheme", ["tcps", "https"])
-def test_messages_without_valid_token_are_refused(guarded, secure, scheme, wait_for):
+def test_messages_without_valid_token_are_refused(guarded, dial_secure, scheme, wait_for):
     messages = [sample(kind) for kind in KINDS]
     for shown in ("", guarded.tokens["wrong"], guarded.tokens["late"]):
         messages += [Hello(PROTOCOL_VERSION, shown, "", ""), StatusRequest(PROTOCOL_VERSION, shown)]
@@ -245,44 +245,44 @@ def test_messages_without_valid_token_are_refused(guarded, secure, scheme, wait_
         message,
     ):  # a server that refuses more than 100 at a time, and then 20 a second, does not answer the others
         answers = []
-        wait_for(lambda: answers.append(answer_to(secure, guarded.url(scheme), message)) or answers[-1], "a reply")
+        wait_for(lambda: answers.append(answer_to(dial_secure, guarded.url(scheme), message)) or answers[-1], "a reply")
         return answers[-1]
 
     with ThreadPoolExecutor(len(messages)) as pool:
         answers = list(pool.map(refused, messages))
     for message, answer in zip(messages, answers, strict=True):
         assert isinstance(answer, Refused), f"{message!r} was answered with {answer!r}"
-    assert isinstance(answer_to(secure, guarded.url(scheme), Hello(PROTOCOL_VERSION, "", "", "")), Refused)
+    assert isinstance(answer_to(dial_secure, guarded.url(scheme), Hello(PROTOCOL_VERSION, "", "", "")), Refused)
 
 
-def test_executor_refuses_messages_without_ticket(guarded, secure):
+def test_executor_refuses_messages_without_ticket(guarded, dial_secure):
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["alice"], "", "")
-    welcome = answer_to(secure, guarded.url("tcps"), hello)
+    welcome = answer_to(dial_secure, guarded.url("tcps"), hello)
     assert isinstance(welcome, Welcome)
     (url,) = [url for url in welcome.urls if url.startswith("tcps://")]
     with ThreadPoolExecutor(len(KINDS)) as pool:
-        answers = list(pool.map(lambda kind: answer_to(secure, url, sample(kind)), KINDS))
+        answers = list(pool.map(lambda kind: answer_to(dial_secure, url, sample(kind)), KINDS))
     for kind, answer in zip(KINDS, answers, strict=True):
         assert isinstance(answer, Refused | ProtocolClose | None), f"{kind.__name__} was answered with {answer!r}"
 
 
-def test_guessed_session_names_reveal_nothing(guarded, secure, registry):
+def test_guessed_session_names_reveal_nothing(guarded, dial_secure, registry):
     (alice,) = open_connections(guarded.settings("alice"), registry)
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["alice"], "", "")
-    (url,) = [url for url in answer_to(secure, guarded.url("tcps"), hello).urls if url.startswith("tcps://")]
+    (url,) = [url for url in answer_to(dial_secure, guarded.url("tcps"), hello).urls if url.startswith("tcps://")]
     names = (alice.attached.session, "absent", "../../etc/passwd")
     for kind in (Resume, ControlAttach):
-        said = {answer_to(secure, url, sample(kind, session=name, secret="guessed")) for name in names}
+        said = {answer_to(dial_secure, url, sample(kind, session=name, secret="guessed")) for name in names}
         assert said == {Refused("there is no such session (any more)")}
-    leave(alice)
+    end_session(alice)
 
 
-def test_watcher_token_gets_no_executor(guarded, secure):
+def test_watcher_token_gets_no_executor(guarded, dial_secure):
     hello = Hello(PROTOCOL_VERSION, guarded.tokens["watcher"], "", "")
-    assert "watching" in answer_to(secure, guarded.url("tcps"), hello).reason
+    assert "watching" in answer_to(dial_secure, guarded.url("tcps"), hello).reason
 
 
-def test_expired_token_is_named(guarded, registry):
+def test_expired_token_error_says_so(guarded, registry):
     with pytest.raises(AccessRefused, match="expired"):
         open_connections(guarded.settings("late"), registry)
 
@@ -298,7 +298,7 @@ def test_other_certificate_is_refused(guarded, registry):
     certificate = guarded.folder / "state" / "djinn" / "tls" / "certificate.pem"
     authority = guarded.settings("alice", tls_fingerprints=(), tls_authority=certificate)
     for opened in open_connections(authority, registry):
-        leave(opened)
+        end_session(opened)
 
 
 def test_no_listener_without_tls(guarded, registry):
@@ -308,7 +308,7 @@ def test_no_listener_without_tls(guarded, registry):
         open_connections(Settings(servers=(plain,), token=guarded.tokens["alice"], connect_timeout=60.0), registry)
 
 
-def test_private_key_and_tokens_are_private(guarded):
+def test_private_key_and_token_files_are_private(guarded):
     tls = guarded.folder / "state" / "djinn" / "tls"
     for path in (tls / "key.pem", guarded.table, guarded.folder / "audit", guarded.file):
         assert path.stat().st_mode & 0o077 == 0, path
@@ -386,11 +386,11 @@ def test_tenant_limits_are_enforced(guarded, registry, ask, wait_for):
     assert isinstance(ask(first.connection, StatsRequest()), StatsReply)
     with pytest.raises((AccessRefused, TransportError), match="2 sessions"):
         open_connections(guarded.settings("alice"), registry)
-    leave(first)
-    leave(second)
+    end_session(first)
+    end_session(second)
 
 
-def test_tenants_are_isolated(guarded, registry, wait_for, secure):
+def test_tenants_are_isolated(guarded, registry, wait_for, dial_secure):
     guarded.tokens["bob"] = make_token(guarded.table, "bob")
     wait_for(lambda: not _busy(guarded), "the end of earlier sessions")
     (alice,) = open_connections(guarded.settings("alice"), registry)
@@ -409,8 +409,8 @@ def test_tenants_are_isolated(guarded, registry, wait_for, secure):
         assert told >= processes if who == "watcher" else told == processes  # whose servers start one more meanwhile
         assert said["tenant"] == (None if who == "watcher" else who)
         assert {one["tenant"] for one in said["live"]["events"]} <= {who} or who == "watcher"
-    leave(alice)
-    spare = answer_to(secure, guarded.url("tcps"), Hello(PROTOCOL_VERSION, guarded.tokens["bob"], "", ""))
+    end_session(alice)
+    spare = answer_to(dial_secure, guarded.url("tcps"), Hello(PROTOCOL_VERSION, guarded.tokens["bob"], "", ""))
 
     feed = guarded.events("/dashboard/feed", guarded.tokens["bob"])
     assert next(feed)["tenant"] == "bob"
@@ -426,7 +426,7 @@ def test_tenants_are_isolated(guarded, registry, wait_for, secure):
     assert list(feed)[-1]["tenant"] == "bob", "a feed ends with its token"
     # A ticket that was given before, and is used now, does not outlast the token either.
     (url,) = [url for url in spare.urls if url.startswith("tcps://")]
-    late = secure(url)
+    late = dial_secure(url)
     late.send(Frame(encode(Attach(spare.ticket, ""))))
     assert isinstance(decode(late.receive(SECONDS).head), Attached)
     answer = decode(late.receive(SECONDS).head[NUMBERED:])
@@ -443,10 +443,10 @@ def _busy(guarded):
 # --- what is written down, and what is not --------------------------------------------------------------------------------
 
 
-def test_audit_log_names_admissions_and_refusals(guarded, secure, registry):
+def test_audit_log_names_admissions_and_refusals(guarded, dial_secure, registry):
     shown = ["", *(guarded.tokens[name] for name in ("wrong", "late", "watcher"))]
     for message in (StatsRequest(), *(Hello(PROTOCOL_VERSION, token, "", "") for token in shown)):
-        assert isinstance(answer_to(secure, guarded.url("tcps"), message), Refused)
+        assert isinstance(answer_to(dial_secure, guarded.url("tcps"), message), Refused)
     spare = make_token(guarded.table, "alice")
     (alice,) = open_connections(guarded.settings(spare), registry)
     (row,) = (row for row in json.loads(guarded.table.read_text())["tokens"][-1:] if row["tenant"] == "alice")
@@ -465,7 +465,7 @@ def test_audit_log_names_admissions_and_refusals(guarded, secure, registry):
 
 
 def test_server_processes_unpickle_nothing(guarded):
-    """By none of these processes, in all that this file did to them."""
+    """Check the log of all processes that ran in this file."""
     (status,) = ask_servers(guarded.settings("watcher")).values()
     lines = (guarded.folder / "hooked").read_text().splitlines()
     hooked = {int(line.split()[0]) for line in lines if line.endswith(" runs")}
@@ -473,7 +473,7 @@ def test_server_processes_unpickle_nothing(guarded):
     assert [line for line in lines if not line.endswith(" runs")] == []
 
 
-def test_secrets_are_written_nowhere(guarded):
+def test_secrets_are_in_no_log_or_file(guarded):
     secrets = [*guarded.tokens.values(), guarded.content.token]
     (status,) = ask_servers(guarded.settings("watcher")).values()
     texts = {"log": guarded.log, "audit": (guarded.folder / "audit").read_text(), "table": guarded.table.read_text()}

@@ -75,13 +75,13 @@ def test_root_token_file_may_be_group_readable(tmp_path, monkeypatch):
 def test_tokens_are_created_listed_and_revoked(tmp_path):
     table = tmp_path / "tokens.json"
 
-    def make(n):
+    def make_table(n):
         with change_table(table) as change:
             change.table, _, token = create(change.table, f"tenant{n % 2}", 3600.0)
         return token
 
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(make, range(8)))) == 8
+        assert len(set(pool.map(make_table, range(8)))) == 8
     listed = json.loads(CliRunner().invoke(token_command, ["list", "--json", "--file", str(table)]).stdout)
     assert len(listed["tokens"]) == 8
     assert all(3590 < row["expires"] - row["created"] <= 3600 for row in listed["tokens"])
@@ -140,8 +140,8 @@ def test_device_time_is_limited_per_hour(monkeypatch):
 def test_status_and_message_counts_are_thread_safe():
     usage, counted = usage_metrics.UsageMetrics(), []
 
-    class Session:
-        """Stands for a session with many values: a message comes while they are walked over."""
+    class FakeSession:
+        """A fake session with many values. A message arrives while they are listed."""
 
         def holdings(self):
             message = threading.Thread(target=usage.count_message, args=("StatsRequest", 0), daemon=True)
@@ -153,7 +153,7 @@ def test_status_and_message_counts_are_thread_safe():
         def live_values(self):
             return self.holdings()[0]
 
-    usage.enter(Session())
+    usage.enter(FakeSession())
     assert usage.holdings().total == (3, 100)
     usage.quota = Quota(values=5)
     usage.check_values()

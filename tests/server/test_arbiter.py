@@ -19,8 +19,8 @@ DEVICE = "remote_accelerator:0"
 RUNS = 12
 
 
-class Offer(RunOffer):
-    """Replaces each `relu` by what `compute` makes of its operand."""
+class ReplaceRelus(RunOffer):
+    """A run offer that replaces each `relu` by `compute` of its operand."""
 
     def __init__(self, strategy, places):
         self.strategy, self.places = strategy, places
@@ -35,7 +35,7 @@ class Offer(RunOffer):
             yield from run.replace(at + 1, {} if self.strategy.forgets else {place: made})
 
 
-class Relu(RunStrategy):
+class ReluStrategy(RunStrategy):
     djinn_api_version = "2.0"
     name = "relu"
 
@@ -45,7 +45,7 @@ class Relu(RunStrategy):
 
     def acts_on(self, template):
         places = [at for at, op in enumerate(template.ops) if op.name == self.op]
-        return Offer(self, places) if places else None
+        return ReplaceRelus(self, places) if places else None
 
     @hookimpl
     def djinn_register_run_strategies(self):
@@ -53,8 +53,8 @@ class Relu(RunStrategy):
 
 
 @pytest.fixture
-def running(monkeypatch):
-    """A function: `remote_accelerator` asks the strategy that it is given, however fast that is. A second one gives the events logged."""
+def use_strategy(monkeypatch):
+    """Yield a function that lets `remote_accelerator` use a strategy at any speed, and the logged events."""
     logged = []
     monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(max_timed=1, min_timed=1, max_ratio=float("inf")))
     note = lambda event, **fields: logged.append((event, fields.get("reason", "")))
@@ -71,13 +71,13 @@ def running(monkeypatch):
 
 
 def repeat(program, *inputs, times=RUNS):
-    """Compare each run with the local result, bitwise."""
+    """Compare several runs with the local result, bitwise."""
     remote = [tensor.to(DEVICE) for tensor in inputs]
     for _ in range(times):
         assert torch.equal(program(*remote).cpu(), program(*inputs))
 
 
-def two(x):
+def two_relus(x):
     return torch.relu(torch.relu(x - 1.0) * 2.0 - 3.0).sum(0)
 
 
@@ -86,41 +86,41 @@ def x():
     return torch.randn(8, 8, generator=torch.Generator().manual_seed(0)) * 4
 
 
-def test_equal_strategy_is_used(running, x):
-    begin, logged = running
-    strategy = begin(Relu())
-    repeat(two, x)
+def test_equal_strategy_is_used(use_strategy, x):
+    begin, logged = use_strategy
+    strategy = begin(ReluStrategy())
+    repeat(two_relus, x)
     assert strategy.runs > RUNS
     assert [event for event, _ in logged].count("a template runs by another strategy") == 1
 
 
-def test_different_strategy_is_rejected_once(running, x):
-    begin, logged = running
-    strategy = begin(Relu(lambda x: torch.relu(x) + 1e-6))
-    repeat(two, x)
+def test_different_strategy_is_rejected_once(use_strategy, x):
+    begin, logged = use_strategy
+    strategy = begin(ReluStrategy(lambda x: torch.relu(x) + 1e-6))
+    repeat(two_relus, x)
     assert strategy.runs == 2
     assert [event for event, _ in logged].count("a run strategy is not used") == 1
 
 
-def test_result_in_memory_of_an_operand_is_not_used(running, x):
-    begin, logged = running
-    begin(Relu(lambda x: x.relu_()))
+def test_result_in_memory_of_an_operand_is_not_used(use_strategy, x):
+    begin, logged = use_strategy
+    begin(ReluStrategy(lambda x: x.relu_()))
     remote, local = (x - 50.0).abs().to(DEVICE), (x - 50.0).abs()
     for _ in range(4):
         assert torch.equal(torch.relu(remote).cpu(), local)
     assert any("shares memory" in reason for _, reason in logged)
 
 
-def test_failing_strategy_is_not_used(running, x):
-    begin, logged = running
+def test_failing_strategy_is_not_used(use_strategy, x):
+    begin, logged = use_strategy
 
     def fail_later(x):
         if strategy.runs >= 7:  # in the middle of a run
             raise KeyError("broken")
         return torch.relu(x)
 
-    strategy = begin(Relu(fail_later))
-    repeat(two, x)
+    strategy = begin(ReluStrategy(fail_later))
+    repeat(two_relus, x)
     assert strategy.runs == 7
     assert [reason for event, reason in logged if event == "a run strategy is not used"] == [
         "the strategy raised KeyError: 'broken'"
@@ -129,26 +129,26 @@ def test_failing_strategy_is_not_used(running, x):
 
 @pytest.mark.parametrize(
     ("strategy", "reason"),
-    [(Relu(forgets=True), "lacks values"), (Relu(op="aten::relu_"), "writes into an operand")],
+    [(ReluStrategy(forgets=True), "lacks values"), (ReluStrategy(op="aten::relu_"), "writes into an operand")],
 )
-def test_unreplaceable_steps_are_refused(running, x, strategy, reason):
-    begin, logged = running
+def test_unreplaceable_steps_are_refused(use_strategy, x, strategy, reason):
+    begin, logged = use_strategy
     begin(strategy)
     repeat(lambda x: torch.relu_(torch.relu(x * 2.0) - 1.0), x, times=4)
     assert [reason in found for event, found in logged if event == "a run strategy is not used"] == [True]
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_strategy_that_rounds_runs_for_sessions_that_allow_it(running, x, exact):
-    begin, _ = running
-    strategy = begin(Relu(exact=False), exact=exact)
-    repeat(two, x)
+def test_inexact_strategy_runs_only_for_inexact_sessions(use_strategy, x, exact):
+    begin, _ = use_strategy
+    strategy = begin(ReluStrategy(exact=False), exact=exact)
+    repeat(two_relus, x)
     assert bool(strategy.runs) is not exact
 
 
-def test_failed_op_poisons_the_same_values_as_without_a_strategy(running, x):
-    begin, logged = running
-    begin(Relu())
+def test_failed_op_poisons_same_values_as_without_strategy(use_strategy, x):
+    begin, logged = use_strategy
+    begin(ReluStrategy())
 
     def look_up(table, index):
         return torch.relu(table.index_select(0, index))
@@ -162,8 +162,8 @@ def test_failed_op_poisons_the_same_values_as_without_a_strategy(running, x):
     assert not [event for event, _ in logged if event == "a run strategy is not used"]
 
 
-class Whole(Offer):
-    """Replaces all ops between the first and the last by what `compute` makes of the operand of the first."""
+class ReplaceAll(ReplaceRelus):
+    """A run offer that replaces all ops from first to last by `compute` of the first operand."""
 
     def run(self, run):
         strategy, first = self.strategy, self.places[0]
@@ -176,20 +176,20 @@ class Whole(Offer):
         yield from run.replace(len(run.facts.ops), dict(zip(needed, strategy.compute(x), strict=True)))
 
 
-class WholeTemplate(Relu):
+class ReplaceAllStrategy(ReluStrategy):
     def acts_on(self, template):
         offer = super().acts_on(template)
-        return Whole(self, offer.places) if offer is not None else None
+        return ReplaceAll(self, offer.places) if offer is not None else None
 
 
 def reasons(logged):
     return [reason for event, reason in logged if event == "a run strategy is not used"]
 
 
-def test_reused_result_memory_is_rejected(running, x):
-    begin, logged = running
+def test_reused_result_memory_is_rejected(use_strategy, x):
+    begin, logged = use_strategy
     buffer = torch.empty(8, 8)
-    strategy = begin(Relu(lambda x: buffer.copy_(torch.relu(x))))
+    strategy = begin(ReluStrategy(lambda x: buffer.copy_(torch.relu(x))))
     remote = [(x + n).to(DEVICE) for n in range(6)]
     results = [torch.relu(one) for one in remote]
     assert all(torch.equal(found.cpu(), torch.relu(x + n)) for n, found in enumerate(results))
@@ -204,10 +204,10 @@ def test_reused_result_memory_is_rejected(running, x):
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_results_alias_as_op_results_do(running, x, alike):
-    """`alike`: one result is a view of the other where the ops run, but not where the strategy runs. Otherwise the other way round."""
-    begin, logged = running
-    begin(WholeTemplate((lambda x: [x.relu(), x.relu().view(64)]) if alike else (lambda x: [x.relu()] * 2)))
+def test_results_alias_as_op_results_do(use_strategy, x, alike):
+    """`alike`: the ops return a view and its base but the strategy does not, or the reverse."""
+    begin, logged = use_strategy
+    begin(ReplaceAllStrategy((lambda x: [x.relu(), x.relu().view(64)]) if alike else (lambda x: [x.relu()] * 2)))
 
     def program(x):
         first = torch.relu(x)
@@ -223,14 +223,14 @@ def test_results_alias_as_op_results_do(running, x, alike):
     assert any("view" in reason or "shares memory" in reason for reason in reasons(logged)), logged
 
 
-def test_random_numbers_are_those_of_the_ops(running, x):
-    begin, logged = running
+def test_strategy_keeps_random_numbers_of_ops(use_strategy, x):
+    begin, logged = use_strategy
 
     def draw(x):
         torch.rand(3)
         return torch.relu(x)
 
-    begin(Relu(draw))
+    begin(ReluStrategy(draw))
     torch.manual_seed(3)
     expected = torch.rand(5, device=DEVICE).cpu()
     torch.manual_seed(3)
@@ -239,9 +239,9 @@ def test_random_numbers_are_those_of_the_ops(running, x):
     assert set(reasons(logged)) == {"the strategy draws random numbers"}
 
 
-def test_random_op_cannot_be_replaced(running, x):
-    begin, logged = running
-    begin(Relu(lambda x: x.clone(), op="aten::bernoulli"))
+def test_random_op_cannot_be_replaced(use_strategy, x):
+    begin, logged = use_strategy
+    begin(ReluStrategy(lambda x: x.clone(), op="aten::bernoulli"))
     probability = x.sigmoid().to(DEVICE)
     for _ in range(3):
         (torch.bernoulli(probability) + 1.0).cpu()
@@ -249,21 +249,21 @@ def test_random_op_cannot_be_replaced(running, x):
 
 
 @pytest.mark.parametrize("method", ["stage", "ran", "decided"])
-def test_offer_that_raises_outside_of_a_run_is_not_used(running, x, monkeypatch, method):
-    begin, logged = running
+def test_offer_that_raises_outside_run_is_not_used(use_strategy, x, monkeypatch, method):
+    begin, logged = use_strategy
 
     def fail(self, *args, **kwargs):
         raise KeyError("broken")
 
-    monkeypatch.setattr(Offer, method, fail)
-    begin(Relu())
-    repeat(two, x)
+    monkeypatch.setattr(ReplaceRelus, method, fail)
+    begin(ReluStrategy())
+    repeat(two_relus, x)
     assert reasons(logged) == ["the strategy raised KeyError: 'broken'"]
 
 
 @pytest.mark.parametrize("method", ["begin", "free", "figures"])
-def test_strategy_that_raises_outside_of_a_run_is_switched_off(running, x, monkeypatch, method):
-    begin, _ = running
+def test_strategy_that_raises_outside_run_is_disabled(use_strategy, x, monkeypatch, method):
+    begin, _ = use_strategy
     events = []
     note = lambda event, **fields: events.append((event, fields["error"]))
     monkeypatch.setattr(run_strategies, "_log", SimpleNamespace(warning=note))
@@ -272,11 +272,11 @@ def test_strategy_that_raises_outside_of_a_run_is_switched_off(running, x, monke
     def fail(self, *args, **kwargs):
         raise KeyError("broken")
 
-    monkeypatch.setattr(Relu, method, fail)
-    strategy = begin(Relu())
+    monkeypatch.setattr(ReluStrategy, method, fail)
+    strategy = begin(ReluStrategy())
     remote, local = x.to(DEVICE), x.clone()
     for _ in range(3):
-        remote, local = two(remote.mul_(1.5)), two(local.mul_(1.5))
+        remote, local = two_relus(remote.mul_(1.5)), two_relus(local.mul_(1.5))
         torch.remote_accelerator.memory_stats()
         assert torch.equal(remote.cpu(), local)
         remote, local = x.to(DEVICE), x.clone()
@@ -288,49 +288,49 @@ def test_strategy_that_raises_outside_of_a_run_is_switched_off(running, x, monke
 
 
 @pytest.mark.parametrize("figures", [{"relu": float("nan")}, {"relu": "many"}])
-def test_metrics_that_are_no_numbers_switch_a_strategy_off(running, x, monkeypatch, figures):
-    begin, logged = running
-    monkeypatch.setattr(Relu, "figures", lambda self: figures)
-    begin(Relu())
-    repeat(two, x, times=1)
+def test_strategy_with_invalid_metrics_is_disabled(use_strategy, x, monkeypatch, figures):
+    begin, logged = use_strategy
+    monkeypatch.setattr(ReluStrategy, "figures", lambda self: figures)
+    begin(ReluStrategy())
+    repeat(two_relus, x, times=1)
     assert torch.remote_accelerator.memory_stats()
-    repeat(two, x)
+    repeat(two_relus, x)
     assert [event for event, _ in logged] == ["a run strategy is switched off"]
 
 
-def test_offer_of_another_class_is_not_used(running, x, monkeypatch):
-    begin, logged = running
-    monkeypatch.setattr(Relu, "acts_on", lambda self, template: template)
-    begin(Relu())
-    repeat(two, x, times=3)
+def test_offer_of_another_class_is_not_used(use_strategy, x, monkeypatch):
+    begin, logged = use_strategy
+    monkeypatch.setattr(ReluStrategy, "acts_on", lambda self, template: template)
+    begin(ReluStrategy())
+    repeat(two_relus, x, times=3)
     assert {event for event, _ in logged} == {"a run strategy failed to make an offer for a template"}
 
 
-def test_empty_offer_is_abandoned(running, x, monkeypatch):
-    begin, logged = running
+def test_empty_offer_is_abandoned(use_strategy, x, monkeypatch):
+    begin, logged = use_strategy
     calls = []
-    monkeypatch.setattr(Offer, "run", lambda self, run: (calls.append(1), (yield from run.advance())))
-    begin(Relu())
-    repeat(two, x, times=24)
+    monkeypatch.setattr(ReplaceRelus, "run", lambda self, run: (calls.append(1), (yield from run.advance())))
+    begin(ReluStrategy())
+    repeat(two_relus, x, times=24)
     assert len(calls) == 16
     assert reasons(logged) == ["the strategy replaced nothing in 16 runs"]
 
 
-def test_backward_offer_is_refused(running, x, monkeypatch):
-    begin, logged = running
+def test_backward_offer_is_refused(use_strategy, x, monkeypatch):
+    begin, logged = use_strategy
 
-    def back(self, run):
+    def replace_backward(self, run):
         yield from run.advance(len(run.facts.ops))
         yield from run.replace(0, {})
 
-    monkeypatch.setattr(Offer, "run", back)
-    begin(Relu())
-    repeat(two, x, times=4)
+    monkeypatch.setattr(ReplaceRelus, "run", replace_backward)
+    begin(ReluStrategy())
+    repeat(two_relus, x, times=4)
     assert ["cannot replace ops up to" in reason for reason in reasons(logged)] == [True]
 
 
-def test_out_of_memory_skips_one_run(running, x):
-    begin, logged = running
+def test_out_of_memory_skips_one_run(use_strategy, x):
+    begin, logged = use_strategy
 
     def compute(x):
         if strategy.runs == 5:
@@ -338,15 +338,15 @@ def test_out_of_memory_skips_one_run(running, x):
             raise torch.OutOfMemoryError("others have it")
         return torch.relu(x)
 
-    strategy = begin(Relu(compute))
-    repeat(two, x)
+    strategy = begin(ReluStrategy(compute))
+    repeat(two_relus, x)
     assert strategy.runs > RUNS
     assert not reasons(logged)
 
 
-def test_cancellation_does_not_reject_offer(running, x, monkeypatch):
-    begin, logged = running
-    original, cancelled = Offer.run, []
+def test_cancellation_does_not_reject_offer(use_strategy, x, monkeypatch):
+    begin, logged = use_strategy
+    original, cancelled = ReplaceRelus.run, []
 
     def run(self, run):
         if len(cancelled) < 1:
@@ -354,18 +354,18 @@ def test_cancellation_does_not_reject_offer(running, x, monkeypatch):
             run.run.work.halt.value |= CANCEL  # as another thread would, while ops run
         return original(self, run)
 
-    monkeypatch.setattr(Offer, "run", run)
-    strategy = begin(Relu())
+    monkeypatch.setattr(ReplaceRelus, "run", run)
+    strategy = begin(ReluStrategy())
     with pytest.raises(djinn.errors.ProgramStopped):
-        repeat(two, x)
-    repeat(two, x)
+        repeat(two_relus, x)
+    repeat(two_relus, x)
     assert not reasons(logged)
     assert strategy.runs > RUNS
 
 
 def test_fastest_offer_is_used():
     facts = TemplateFacts((), torch.device("cpu"))
-    candidates = [Candidate(Relu(), Offer(None, ())) for _ in range(3)]
+    candidates = [Candidate(ReluStrategy(), ReplaceRelus(None, ())) for _ in range(3)]
     for candidate, ratio, used in zip(candidates, (0.8, 0.5, 0.2), (True, True, False), strict=True):
         candidate.ratio, candidate.used = ratio, used
     choice = TemplateChoice.__new__(TemplateChoice)
@@ -377,7 +377,7 @@ def test_fastest_offer_is_used():
     assert choice.next(exact=True) is candidates[2], "one that is to be tried goes first"
 
 
-def test_fastest_runs_decide():
+def test_arbiter_compares_fastest_runs():
     limits = TrialLimits()
     assert limits.ratio([1.0] * 3, [0.5, 0.6, 0.7]) == 0.5
     assert limits.ratio([1.0] * 3, [2.0] * 3) is None, "three slow ones may have lost the processor"

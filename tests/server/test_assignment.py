@@ -63,7 +63,7 @@ def loads(*some, **same):
     return tuple(attrs.evolve(load, number=n, device=f"cpu:{n}", **same) for n, load in enumerate(some))
 
 
-def test_load_of_other_tenants_counts():
+def test_assignment_counts_load_of_other_tenants():
     busy = ExecutorLoad(others=(TenantLoad("bob", 0.9, 2),))
     assert LeastLoaded().assign(AssignmentRequest("alice", loads(busy, ExecutorLoad(busy=0.5)))) == 1
 
@@ -122,7 +122,7 @@ def test_sessions_spread_over_executors(python, tmp_path, plain_environment):
 
 
 def homes(server, count=1, **settings):
-    """Numbers of the executors on which that many sessions begin, one after the other; all are open until the end."""
+    """Return the executor numbers of successive sessions, which all stay open until the end."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
     chosen = attrs.evolve(server.settings(), **settings)
     opened = [open_connections(chosen, registry, ()) for _ in range(count)]
@@ -151,7 +151,7 @@ def test_policy_of_plugin_is_chosen_by_name(python, tmp_path, plain_environment)
         server.stop()
 
 
-def test_affinity_and_its_hints_reach_the_gateway(python, tmp_path, plain_environment):
+def test_gateway_applies_affinity_and_its_hints(python, tmp_path, plain_environment):
     environment = plain_environment | {"DJINN_ASSIGNMENT": "affinity", "DJINN_PLUGIN_ASSIGNMENT_MARGIN": "100"}
     server = start_server(python.start, tmp_path, "--device", "cpu", env=environment)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
@@ -179,7 +179,7 @@ def test_affinity_and_its_hints_reach_the_gateway(python, tmp_path, plain_enviro
         server.stop()
 
 
-def test_reserved_executors_are_refused_by_number_too(python, tmp_path, plain_environment):
+def test_reserved_executor_is_refused_by_number(python, tmp_path, plain_environment):
     environment = plain_environment | {"DJINN_PLUGIN_ASSIGNMENT_RESERVATIONS": "0=alice"}
     options = ("--device", "cpu", "--assignment", "fair_share")
     server = start_server(python.start, tmp_path, *options, env=environment)

@@ -34,8 +34,8 @@ ROOM = 96 * MIB  # more than may be under way; 3 to 6 MiB were seen
 
 
 @pytest.fixture
-def raw(serving, url_of):
-    """A session whose client does as it likes: sends a message as the next frame; the executor's process."""
+def raw_session(serving, url_of):
+    """Return a function that opens a session and returns a function to send frames, and the executor's process."""
     transports = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
     opened = []
 
@@ -59,13 +59,13 @@ def raw(serving, url_of):
 
 
 def resident(process):
-    """Bytes of a process, as the system counts them."""
+    """Return the resident bytes of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
-def test_client_that_never_reads_is_limited(raw, scheme):
-    send, process = raw(scheme)
+def test_client_that_never_reads_is_limited(raw_session, scheme):
+    send, process = raw_session(scheme)
     send(UploadPart(HANDLE, "uint8", (MIB,), (1,), MIB), [memoryview(bytearray(MIB))])
     before, sent = resident(process), [0]
 
@@ -89,8 +89,8 @@ def test_client_that_never_reads_is_limited(raw, scheme):
     assert most < ROOM, f"{most / MIB:.0f} MiB for {sent[0]} questions"
 
 
-class Deaf:
-    """Stands for a connection to a client that keeps sending and says that it has taken nothing."""
+class SilentClient:
+    """A fake connection to a client that keeps sending and acknowledges nothing."""
 
     def __init__(self, frames, nbytes=64 << 10):
         self.limits = Limits()
@@ -111,8 +111,8 @@ class Deaf:
         pass
 
 
-class Left(Deaf):
-    """Stands for a connection to a client that has sent frames, the last one a goodbye, and hung up."""
+class DepartedClient(SilentClient):
+    """A fake connection to a client that has sent frames, a goodbye last, and hung up."""
 
     def send(self, frame):
         raise TransportError("it has hung up")
@@ -126,7 +126,7 @@ class Left(Deaf):
 
 @pytest.mark.parametrize(("frames", "nbytes"), [(limits.AHEAD_FRAMES + 10, 0), (30, MIB)], ids=["frames", "bytes"])
 def test_goodbye_after_read_ahead_ends_wait(frames, nbytes):
-    connection = LeasedConnection(Left(frames, nbytes), 1.0, UsageMetrics())
+    connection = LeasedConnection(DepartedClient(frames, nbytes), 1.0, UsageMetrics())
     connection.send(Frame(b"reply"))  # does not wait for a client that will not come back
     heads = [connection.receive(0.0).head for _ in range(frames)]
     assert isinstance(decode(heads[-1]), Goodbye)
@@ -136,7 +136,7 @@ def test_goodbye_after_read_ahead_ends_wait(frames, nbytes):
 def test_client_that_reads_no_reply_exceeds_the_backlog_limit(monkeypatch, nbytes, most):
     for name, limit in (("AHEAD_BYTES", 0), ("BACKLOG_BYTES", MIB), ("BACKLOG_FRAMES", 100)):
         monkeypatch.setattr(limits, name, limit)
-    deaf = Deaf(4096, nbytes)
+    deaf = SilentClient(4096, nbytes)
     connection = LeasedConnection(deaf, 1.0, UsageMetrics())
     connection._window = MIB
     with pytest.raises(ProtocolError, match="without reading a reply; the limits are 100 messages and 1,048,576 bytes"):
@@ -145,12 +145,12 @@ def test_client_that_reads_no_reply_exceeds_the_backlog_limit(monkeypatch, nbyte
 
 
 def test_read_of_acknowledgements_stops_at_ahead_bytes():
-    deaf = Deaf(64, MIB)
+    deaf = SilentClient(64, MIB)
     LeasedConnection(deaf, 1.0, UsageMetrics()).send(Frame(b"answer", [memoryview(bytearray(MIB))]))
     assert deaf.taken == limits.AHEAD_BYTES // MIB
 
 
-class Counting:
+class CountingConnection:
     """The executor's end of a connection. Counts received frames."""
 
     def __init__(self, inner):
@@ -176,7 +176,7 @@ def unleased(monkeypatch):
 
     def connected_pair():
         ours, theirs = pair()
-        ends.append(Counting(theirs))
+        ends.append(CountingConnection(theirs))
         return ours, ends[0]
 
     monkeypatch.setattr(inline, "connected_pair", connected_pair)
@@ -185,7 +185,7 @@ def unleased(monkeypatch):
     opened.connection.close()
 
 
-def kept(nbytes):
+def queued_message(nbytes):
     """Return a message that a waiting session queues in its backlog."""
     return Frame(encode(StatsRequest()), [memoryview(bytearray(nbytes))])
 
@@ -197,7 +197,7 @@ def test_session_that_waits_for_a_template_limits_its_backlog(unleased, nbytes, 
     assert isinstance(decode(connection.receive(60.0).head), TemplateRequest)
     before = end.received
     for _ in range(200):
-        connection.send(kept(nbytes))
+        connection.send(queued_message(nbytes))
     closed = decode(connection.receive(60.0).head)
     assert isinstance(closed, ProtocolClose)
     assert "the limits are 100 messages and 1,048,576 bytes" in closed.reason
@@ -210,7 +210,7 @@ def test_session_that_waits_for_a_transfer_stops_reading_at_half_the_backlog(unl
     before = end.received
     connection.send(Frame(encode(AwaitTransfer(1, 1, pack_handles([HANDLE])))))
     for _ in range(200):
-        connection.send(kept(nbytes))
+        connection.send(queued_message(nbytes))
     deadline = time.monotonic() + 60.0
     while end.received < before + 1 + most:
         assert time.monotonic() < deadline
@@ -220,7 +220,7 @@ def test_session_that_waits_for_a_transfer_stops_reading_at_half_the_backlog(unl
 
 
 def test_read_ahead_is_bounded():
-    connection = LeasedConnection(Deaf(4096), 1.0, UsageMetrics())
+    connection = LeasedConnection(SilentClient(4096), 1.0, UsageMetrics())
     connection.read_ahead(64, MIB)
     assert len(connection.queued()) == 16
     connection.read_ahead(64, MIB)

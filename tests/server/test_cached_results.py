@@ -72,7 +72,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture(params=[("--threads", "1")], ids=" ".join)
-def served(request, start_python, tmp_path, plain_environment):
+def caching_server(request, start_python, tmp_path, plain_environment):
     server = start_server(
         start_python,
         tmp_path,
@@ -86,17 +86,17 @@ def served(request, start_python, tmp_path, plain_environment):
 
 
 @pytest.mark.parametrize(
-    ("served", "exact"),
+    ("caching_server", "exact"),
     [
         (("--threads", "1"), "1"),
         (("--threads", "1", "--compile", "inductor"), "1"),
         (("--threads", "1", "--batch-sessions"), "0"),
     ],
-    indirect=["served"],
+    indirect=["caching_server"],
     ids=["alone", "compile", "batches"],
 )
-def test_writes_of_one_session_are_not_seen_by_others(served, exact, python, plain_environment):
-    env = plain_environment | {"DJINN_CONNECTION_FILE": str(served.file), "DJINN_EXACT": exact}
+def test_writes_of_one_session_are_not_seen_by_others(caching_server, exact, python, plain_environment):
+    env = plain_environment | {"DJINN_CONNECTION_FILE": str(caching_server.file), "DJINN_EXACT": exact}
     clients = [python.start_talking("-c", CLIENT, env=env) for _ in range(2)]
     try:
         for seeds in ((1, 2), (3, 3)):
@@ -113,12 +113,12 @@ def test_writes_of_one_session_are_not_seen_by_others(served, exact, python, pla
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_session_with_reused_results_survives_kill_of_its_executor(served, exact):
+def test_session_with_reused_results_survives_kill_of_its_executor(caching_server, exact):
     def program(x):
         return torch.tanh(x @ x) + x
 
     inputs = torch.randn(2, 24, 24)
-    with configured(servers=[served.url("tcp")], token=served.token, disable=("local",), exact=exact):
+    with configured(servers=[caching_server.url("tcp")], token=caching_server.token, disable=("local",), exact=exact):
         djinn.init()
         kept = []
         for number in (0, 1, 0, 1, 0):
@@ -140,13 +140,13 @@ def executor_of_session():
 
 
 @pytest.fixture
-def caching():
+def caching_session():
     with configured(executor="inline", plugin_settings={"result_cache": CACHE}, threads=1):
         yield
 
 
-def reused(program, *inputs, times=4):
-    """Return how many of the runs were given earlier results. Compare each with the local result."""
+def count_reused_runs(program, *inputs, times=4):
+    """Return how many of the runs reused earlier results. Compare each with the local result."""
     djinn.init()
     before = executor_figures()["runs_reused"]
     expected = program(*inputs)
@@ -155,17 +155,17 @@ def reused(program, *inputs, times=4):
     return executor_figures()["runs_reused"] - before
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 class TestKey:
-    def test_equal_inputs_are_found_and_others_are_not(self):
+    def test_only_equal_inputs_have_equal_keys(self):
         x, y = torch.randn(2, 8, 8)
-        assert reused(lambda x: torch.tanh(x @ x), x) >= 2
+        assert count_reused_runs(lambda x: torch.tanh(x @ x), x) >= 2
         remote = [torch.tanh(one.to(REMOTE) @ one.to(REMOTE)).cpu() for one in (x, y, x)]
         assert torch.equal(remote[0], remote[2])
         assert not torch.equal(remote[0], remote[1])
 
     @pytest.mark.parametrize("other", [-0.0, 1, True], ids=repr)
-    def test_numbers_of_other_bits_and_types_differ(self, other):
+    def test_numbers_of_other_bits_or_types_have_other_keys(self, other):
         x = torch.ones(4)
         number = 0.0 if other == 0 else 1.0
         for value in (number, other, number, other):
@@ -173,7 +173,7 @@ class TestKey:
             assert torch.equal(torch.signbit(result.cpu()), torch.signbit(x * value))
             assert result.dtype == (x * value).dtype
 
-    def test_inputs_of_equal_bytes_and_other_layouts_differ(self):
+    def test_inputs_of_equal_bytes_and_other_layouts_have_other_keys(self):
         x = torch.randn(6, 6)
         for one in (x, x.t(), x.view(4, 9), x.view(torch.int32).float(), x):
             assert torch.equal((one.to(REMOTE) * 2 + 1).cpu(), one * 2 + 1)
@@ -188,7 +188,7 @@ class TestKey:
             assert executor_figures()["runs_reused"] > before
             write(ours), write(weight)
 
-    def test_random_numbers_are_drawn_in_each_run(self):
+    def test_programs_with_random_numbers_are_not_cached(self):
         x = torch.ones(64).to(REMOTE)
         dropped = [torch.nn.functional.dropout(x * 2, 0.5).cpu() for _ in range(4)]
         assert not any(torch.equal(dropped[0], other) for other in dropped[1:])
@@ -209,46 +209,46 @@ class TestKey:
         x = torch.randn(8, 8)
         before = torch.are_deterministic_algorithms_enabled()
         try:
-            assert reused(lambda x: x @ x, x) > 0
+            assert count_reused_runs(lambda x: x @ x, x) > 0
             torch.use_deterministic_algorithms(not before)
-            assert reused(lambda x: x @ x, x, times=1) == 0
+            assert count_reused_runs(lambda x: x @ x, x, times=1) == 0
         finally:
             torch.use_deterministic_algorithms(before)
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 def test_failed_runs_are_not_cached():
     table, wrong = torch.randn(4, 4), torch.tensor([9])
     for _ in range(3):
         with pytest.raises((IndexError, RuntimeError)):
             torch.relu(table.to(REMOTE).index_select(0, wrong.to(REMOTE))).cpu()
-    assert reused(lambda t: torch.relu(t.index_select(0, torch.tensor([1], device=t.device))), table) > 0
+    assert count_reused_runs(lambda t: torch.relu(t.index_select(0, torch.tensor([1], device=t.device))), table) > 0
     assert executor_figures()["result_cache_bytes"] > 0
 
 
-@pytest.mark.usefixtures("caching")
-def test_figures_count_hits_misses_and_evictions():
+@pytest.mark.usefixtures("caching_session")
+def test_cache_metrics_count_hits_misses_and_evictions():
     x, y = torch.randn(8, 8), torch.randn(8, 8)
-    hits = reused(lambda x: torch.tanh(x @ x), x, times=5)
+    hits = count_reused_runs(lambda x: torch.tanh(x @ x), x, times=5)
     before = executor_figures()
     assert (before["result_cache_hits"], before["result_cache_prefix_hits"]) == (hits, 0)
     assert before["result_cache_entries"] > 0
-    assert reused(lambda x: torch.tanh(x @ x), y, times=1) == 0
+    assert count_reused_runs(lambda x: torch.tanh(x @ x), y, times=1) == 0
     after = executor_figures()
     assert after["result_cache_misses"] > before["result_cache_misses"]
     assert after["result_cache_bytes"] > before["result_cache_bytes"]
     assert after["result_cache_evictions"] == 0
 
 
-@pytest.mark.usefixtures("caching")
-def test_results_of_nan_are_the_same_bits():
+@pytest.mark.usefixtures("caching_session")
+def test_cached_nan_results_keep_their_bits():
     x = torch.tensor([float("nan"), 1.0, float("-nan"), 0.0])
     for _ in range(3):
         found = (x.to(REMOTE) * 2).cpu()
         assert torch.equal(found.view(torch.int32), (x * 2).view(torch.int32))
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 def test_result_that_is_a_view_of_an_input_follows_its_input():
     x = torch.randn(6, 6)
     for _ in range(3):
@@ -261,15 +261,15 @@ def test_result_that_is_a_view_of_an_input_follows_its_input():
         assert torch.equal(remote.cpu(), local)
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 class TestLaterWrites:
-    """Programs that write into an operand of the cached ops after these: the key is that of the earlier bytes, or there is none."""
+    """Programs write into an operand after the cached ops read it. The key, if any, covers the earlier bytes."""
 
     @pytest.mark.parametrize(
         "seen", [lambda x: x, lambda x: x[2:], lambda x: x * 3], ids=["input", "view", "intermediate"]
     )
     @pytest.mark.parametrize("kept", [False, True])
-    def test_results_are_those_of_the_bytes_before_the_write(self, kept, seen):
+    def test_cached_results_follow_bytes_before_write(self, kept, seen):
         def program(x, operand):
             torch.manual_seed(3)
             drawn = torch.rand(4, device=x.device)
@@ -309,7 +309,7 @@ class TestLaterWrites:
             assert torch.equal(view.cpu(), expected)
 
 
-def test_budget_holds_and_what_took_long_for_its_bytes_stays():
+def test_cache_keeps_results_with_most_time_per_byte_within_budget():
     with configured(executor="inline", plugin_settings={"result_cache": {"gib": 1 / 1024, "seconds": 0.0}}, threads=1):
         for number in range(24):
             torch.tanh(torch.full((1, 1), float(number)).to(REMOTE) * torch.ones(200, 200).to(REMOTE)).cpu()
@@ -329,6 +329,6 @@ def test_cached_results_are_dropped_if_a_memory_limit_needs_their_bytes():
         assert executor_figures()["result_cache_bytes"] == 0
 
 
-def test_without_a_budget_nothing_is_cached():
+def test_result_cache_needs_budget():
     with configured(executor="inline", threads=1):
-        assert reused(lambda x: torch.tanh(x @ x), torch.randn(8, 8)) == 0
+        assert count_reused_runs(lambda x: torch.tanh(x @ x), torch.randn(8, 8)) == 0

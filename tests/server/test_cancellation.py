@@ -56,7 +56,7 @@ def long_program(matrix):
     return matrix
 
 
-def test_a_wait_with_a_deadline_ends_and_the_program_is_stopped(matrix):
+def test_deadline_ends_wait_and_stops_program(matrix):
     kept, written, early = torch.arange(4.0).to(DEVICE), torch.zeros(6, device=DEVICE), torch.ones(2, device=DEVICE)
     part = written[1:3]
     early.add_(1)
@@ -76,7 +76,7 @@ def test_a_wait_with_a_deadline_ends_and_the_program_is_stopped(matrix):
     assert (matrix[0, 0] * 1000).item() == pytest.approx(1.0)
 
 
-def test_what_another_thread_has_sent_goes_on(matrix):
+def test_deadline_does_not_stop_programs_of_other_threads(matrix):
     found = []
     mine = torch.ones(3, device=DEVICE)
 
@@ -129,7 +129,7 @@ def test_deadline_holds_while_other_thread_waits(matrix, wait):
     del last
 
 
-def test_earliest_deadline_counts():
+def test_earliest_deadline_applies():
     assert wait_deadline() is None
     with djinn.deadline(1.0):
         outer = wait_deadline()
@@ -142,7 +142,7 @@ def test_earliest_deadline_counts():
         pass
 
 
-def test_wait_timeout_setting(monkeypatch):
+def test_wait_timeout_setting_ends_wait(monkeypatch):
     monkeypatch.setattr(device_state, "wait_timeout", 0.0)
     djinn.shut_down()
     djinn.configure(wait_timeout=5000)
@@ -174,8 +174,8 @@ def upload(side=SIDE):
     return UploadPart(GIVEN, "float32", (side, side), (side, 1), 4 * side * side)
 
 
-class Line:
-    """Stands for a connection over a network: frames that a test puts into it, and then silence."""
+class FakeConnection:
+    """A fake network connection that delivers the test's frames, and then nothing."""
 
     def __init__(self):
         self.limits = Limits()
@@ -216,17 +216,20 @@ class Line:
 
 
 @pytest.fixture
-def begin(monkeypatch):
-    """Begins a session on a thread, with a matrix and a long program under way: the session, its line, its thread and its error."""
+def start_session(monkeypatch):
+    """Return a function that starts a session in a thread, with a long program under way.
+
+    It returns the session, its connection, its thread and its errors.
+    """
     monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.05)
     ended = []
 
-    def begin(context, template=MANY, outputs=(MADE,), lease=0.1):
-        found, connection = begun(context, template, outputs, lease)
+    def start_session(context, template=MANY, outputs=(MADE,), lease=0.1):
+        found, connection = make_session(context, template, outputs, lease)
         ended.append((*found, connection))
         return found
 
-    yield begin
+    yield start_session
     for session, line, thread, _, connection in ended:
         line.put(encode(Goodbye()))
         connection.close()
@@ -235,12 +238,12 @@ def begin(monkeypatch):
 
 
 @pytest.fixture
-def session(begin):
-    return begin(ExecutorContext.of(CpuRuntime()))
+def session(start_session):
+    return start_session(ExecutorContext.of(CpuRuntime()))
 
 
-def begun(context, template, outputs, lease):
-    line, errors = Line(), []
+def make_session(context, template, outputs, lease):
+    line, errors = FakeConnection(), []
     connection = LeasedConnection(line, lease, UsageMetrics())
     session = ExecutorSession(context)
 
@@ -267,14 +270,14 @@ def test_expired_lease_stops_program(session):
     assert "did not reconnect" in str(errors[0]) or "gone" in str(errors[0])
 
 
-class Garbled(Line):
-    """A line over which bytes come that are no frame."""
+class GarbledConnection(FakeConnection):
+    """A fake connection that delivers bytes that are no frames."""
 
     def receive(self, timeout=None):
         raise ProtocolError("no frame begins like this")
 
 
-@pytest.mark.parametrize("kind", [Line, Garbled], ids=["broken", "garbled"])
+@pytest.mark.parametrize("kind", [FakeConnection, GarbledConnection], ids=["broken", "garbled"])
 @pytest.mark.parametrize(
     "channel",
     [PlainExecutorChannel, lambda line: LeasedConnection(line, 600.0, UsageMetrics())],
@@ -288,8 +291,8 @@ def test_broken_connection_wakes_session(kind, channel):
 
 
 @pytest.mark.parametrize("behind", [0, 100])
-def test_goodbye_before_a_broken_connection_ends_a_busy_session(begin, behind):
-    executor, line, thread, errors = begin(ExecutorContext.of(CpuRuntime()), lease=600.0)
+def test_goodbye_before_a_broken_connection_ends_a_busy_session(start_session, behind):
+    executor, line, thread, errors = start_session(ExecutorContext.of(CpuRuntime()), lease=600.0)
     while executor.submissions < 1:
         time.sleep(0.01)
     for sequence in range(2, 2 + behind):
@@ -304,7 +307,7 @@ def test_goodbye_before_a_broken_connection_ends_a_busy_session(begin, behind):
 
 def test_cancellation_queued_during_a_reply_stops_its_submission():
     context = ExecutorContext.of(CpuRuntime())
-    line, session = Line(), ExecutorSession(context)
+    line, session = FakeConnection(), ExecutorSession(context)
     connection = LeasedConnection(line, 1.0, UsageMetrics())
     line.put(encode(upload()), [memoryview(bytearray(4 * SIDE * SIDE))])
     bound = {"digest": digest_of(EIGHT), "template": EIGHT, "first": InitialBindings((), pack_handles([GIVEN]))}
@@ -330,12 +333,12 @@ def test_queued_submissions_are_cancelled(session):
     assert second.failures[0].instruction == 0, "it did not begin"
 
 
-def test_long_program_yields_turns(begin):
+def test_long_program_yields_turns(start_session):
     context = ExecutorContext.of(CpuRuntime())
-    long, slow, *_ = begin(context)
+    long, slow, *_ = start_session(context)
     while not (long._cancellation.is_busy() and context.device.turns.busy):
         time.sleep(0.01)
-    _, quick, *_ = begin(context, EIGHT, ())
+    _, quick, *_ = start_session(context, EIGHT, ())
     deadline = time.monotonic() + 300
     while not slow.sent:
         assert time.monotonic() < deadline
@@ -348,7 +351,7 @@ def test_long_program_yields_turns(begin):
     assert stopped.timing.queue > 0, "what it rested is not counted as its own"
 
 
-def test_pending_stops_are_bounded():
+def test_number_of_pending_stops_is_bounded():
     wanted = CancellationState(FairShare().share(), UsageMetrics())
     wanted.stop(range(10 * limits.STOPS))
     work = RunRequest(10 * limits.STOPS - 1, [], [], [], [], (), False)
@@ -371,7 +374,7 @@ def test_replay_stops_at_same_op(tmp_path, reason, kind, text):
     journal.leave()
     past, line, session = (
         JournalReader(tmp_path / "name.journal"),
-        Line(),
+        FakeConnection(),
         ExecutorSession(ExecutorContext.of(CpuRuntime())),
     )
     line.numbered = past.taken

@@ -19,14 +19,14 @@ def echo(connection):
         connection.send(connection.receive(SECONDS))
 
 
-def says(connection, word):
+def echoes(connection, word):
     connection.send(Frame(word))
     return connection.receive(SECONDS).head == word
 
 
 @pytest.fixture
 def renewals(monkeypatch):
-    """Those that were started, which look when the test has them look."""
+    """Return the started renewal checks, which run when the test triggers them."""
     started = []
 
     def start(renewal):
@@ -37,8 +37,8 @@ def renewals(monkeypatch):
 
 
 @pytest.fixture(params=["tcp", "http"])
-def listening(request, registry, tmp_path, renewals):
-    """A listener with a certificate, and how to connect with a fingerprint."""
+def tls_listener(request, registry, tmp_path, renewals):
+    """Return a listener with a certificate, and a function that connects with a fingerprint."""
     first, second = (self_signed(tmp_path / name) for name in ("first", "second"))
     transport = next(t for t in registry.transports if t.schemes[0] == request.param)
     listener = transport.over_tls(TlsOptions(first.certificate, first.key)).listen(
@@ -49,7 +49,7 @@ def listening(request, registry, tmp_path, renewals):
     def connect(*fingerprints):
         tls = TlsOptions(fingerprints=fingerprints)
         opened.append(transport.over_tls(tls).connect(listener.url, Limits(), SECONDS))
-        assert says(opened[-1], b"hello")
+        assert echoes(opened[-1], b"hello")
         return opened[-1]
 
     yield connect, first, second
@@ -58,8 +58,8 @@ def listening(request, registry, tmp_path, renewals):
     listener.close()
 
 
-def test_renewed_certificate_is_used_for_new_connections(listening, renewals):
-    connect, shown, new = listening
+def test_renewed_certificate_is_used_for_new_connections(tls_listener, renewals):
+    connect, shown, new = tls_listener
     old, renewed = fingerprint_of_file(shown.certificate), fingerprint_of_file(new.certificate)
     there = connect(old, renewed)  # over HTTP it is several connections, of which some come later
     shown.certificate.write_bytes(new.certificate.read_bytes())
@@ -70,7 +70,7 @@ def test_renewed_certificate_is_used_for_new_connections(listening, renewals):
     connect(renewed)
     with pytest.raises(TransportError, match=r"sha256:.* was expected"):
         connect(old)
-    assert says(there, b"still here")
+    assert echoes(there, b"still here")
 
 
 LOOKS = """

@@ -15,7 +15,7 @@ def process():
     process.close()
 
 
-def test_it_answers_in_bytes_and_tells_why_a_call_failed(process):
+def test_compile_process_returns_bytes_or_names_failure(process):
     assert process.call("base64:b64encode", b"djinn", 600.0) == b"ZGppbm4="
     first = process._process
     with pytest.raises(UnsupportedOperation, match=r"(?s)b64decode failed: .*binascii\.Error"):
@@ -24,7 +24,7 @@ def test_it_answers_in_bytes_and_tells_why_a_call_failed(process):
     assert process._process is first, "one process takes all calls"
 
 
-def test_after_it_has_ended_there_is_another(process):
+def test_compile_process_restarts_after_its_end(process):
     process.call("base64:b64encode", b"", 600.0)
     first = process._process
     first.kill()
@@ -32,8 +32,8 @@ def test_after_it_has_ended_there_is_another(process):
     assert process._process is not first
 
 
-def test_it_ends_with_what_has_started_it():
-    """An executor in a program's own process has compilers that go with it."""
+def test_compile_process_ends_with_its_owner():
+    """An executor inside a program's process ends its compile processes, too."""
     process = CompileProcess(nice=0)
     process.call("base64:b64encode", b"", 600.0)
     started, calls, output = process._process, process._calls, process._output
@@ -43,6 +43,6 @@ def test_it_ends_with_what_has_started_it():
     assert output.closed
 
 
-def test_a_call_that_takes_too_long_is_ended(process):
+def test_compile_call_over_time_limit_is_ended(process):
     with pytest.raises(UnsupportedOperation, match=r"os:system took more than 0\.05 s"):
         process.call("os:system", b"sleep 1", 0.05)

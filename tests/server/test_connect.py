@@ -29,8 +29,8 @@ SECONDS = 300.0
 
 
 @pytest.fixture
-def begin(registry, ask):
-    """Open a connection, see that it works, and end its session afterwards."""
+def open_checked(registry, ask):
+    """Return a function that opens a connection and checks it. The sessions end with the test."""
     begun = []
 
     def open_one(settings, registry=registry):
@@ -48,12 +48,12 @@ def begin(registry, ask):
             assert not opened.executor.alive
 
 
-def without(registry: Registry, *names: str) -> Registry:
+def without_transports(registry: Registry, *names: str) -> Registry:
     return registry.evolve(transports=tuple(t for t in registry.transports if t.name not in names))
 
 
 class Proxy:
-    """A TCP proxy that counts what passes."""
+    """A TCP proxy that counts the forwarded bytes."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -93,15 +93,15 @@ def proxy(server):
     proxy.close()
 
 
-def test_local_client_uses_fastest_transport(server, begin):
-    opened = begin(server.settings())
+def test_local_client_uses_fastest_transport(server, open_checked):
+    opened = open_checked(server.settings())
     assert opened.url.startswith("unix://")
     assert opened.fallbacks == ()
     assert opened.executor is None
 
 
-def test_direct_network_connection_without_local_transport(server, begin, registry):
-    opened = begin(server.settings(), without(registry, "local"))
+def test_direct_network_connection_without_local_transport(server, open_checked, registry):
+    opened = open_checked(server.settings(), without_transports(registry, "local"))
     assert opened.url.startswith("tcp://")
     assert opened.url not in server.urls
 
@@ -142,27 +142,27 @@ def test_relayed_session_ends_with_client(own_server, registry, wait_for):
         wait_for(is_over, "the end of the session")
 
 
-def test_http_connection_is_relayed(server, begin):
-    opened = begin(Settings(servers=(server.url("http"),), token=server.token))
+def test_http_connection_is_relayed(server, open_checked):
+    opened = open_checked(Settings(servers=(server.url("http"),), token=server.token))
     assert opened.url == server.url("http")
 
 
-def test_unreachable_server_falls_back_with_warning(server, begin, caplog):
+def test_unreachable_server_falls_back_with_warning(server, open_checked, caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         dead = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-    opened = begin(Settings(servers=(dead, server.url("tcp")), token=server.token))
+    opened = open_checked(Settings(servers=(dead, server.url("tcp")), token=server.token))
     assert len(opened.fallbacks) == 1
     assert dead in opened.fallbacks[0]
     assert f"fell back from {dead}" in caplog.text
     assert opened.url in caplog.text
 
 
-def test_unreachable_executor_address_falls_back(server, begin, registry, monkeypatch, caplog):
+def test_unreachable_executor_address_falls_back(server, open_checked, registry, monkeypatch, caplog):
     from djinn_client.runtime.connecting import handshake
 
     # Another process listens where the executor should: it answers, but it does not know the ticket.
     monkeypatch.setattr(handshake, "at_host", lambda url, host: server.url("tcp"))
-    opened = begin(server.settings(), without(registry, "local"))
+    opened = open_checked(server.settings(), without_transports(registry, "local"))
     assert opened.url == server.url("tcp")
     assert len(opened.fallbacks) >= 1
     assert "fell back from" in caplog.text
@@ -234,8 +234,8 @@ def test_connection_file_token_is_for_its_servers_only(server):
     assert server.token not in repr(find_servers(listed))
 
 
-def test_default_configuration_starts_own_executor(begin):
-    opened = begin(Settings(threads=1, plugins=("tcp",)))
+def test_default_configuration_starts_own_executor(open_checked):
+    opened = open_checked(Settings(threads=1, plugins=("tcp",)))
     assert opened.url.startswith("unix://")
     assert opened.executor.alive
     assert opened.attached.process == opened.executor.process_id
@@ -257,8 +257,8 @@ def test_inline_executor_ends_with_connection(registry, ask):
     assert not any(t.is_alive() for t in serving), "threads that an ending interpreter stops inside PyTorch abort it"
 
 
-def test_different_torch_versions_are_named(begin, caplog):
-    opened = begin(Settings(executor="inline"))
+def test_different_torch_versions_are_named(open_checked, caplog):
+    opened = open_checked(Settings(executor="inline"))
     connecting._compare_torch(opened)
     assert caplog.text == ""
     connecting._compare_torch(
@@ -289,10 +289,12 @@ def test_client_and_server_find_same_plugins(registry):
     assert [t.name for t in again.transports] == [t.name for t in registry.transports]
 
 
-def test_standby_server_is_used_if_others_fail(begin, server, caplog):
+def test_standby_server_is_used_if_others_fail(open_checked, server, caplog):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-    opened = begin(Settings(servers=(gone,), token=server.token, standby=(server.url("tcp"),), disable=("local",)))
+    opened = open_checked(
+        Settings(servers=(gone,), token=server.token, standby=(server.url("tcp"),), disable=("local",))
+    )
     assert opened.connection.server == server.url("tcp")
     assert [other.name for other in opened.connection._others] == [gone, server.url("tcp")]
     assert opened.now.session == opened.attached.session

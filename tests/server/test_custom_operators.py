@@ -27,45 +27,45 @@ DEVICE = "remote_accelerator:0"
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory):
-    """The file with the tokens, and those of its tenants."""
+    """Return the token file and the tokens of its tenants."""
     file = tmp_path_factory.mktemp("tokens") / "tokens.json"
-    return file, {name: created(file, name) for name in ("alice", "bob")}
+    return file, {name: create_token(file, name) for name in ("alice", "bob")}
 
 
-def created(file, tenant):
+def create_token(file, tenant):
     with change_table(file) as change:
         change.table, _, token = create(change.table, tenant, 0.0)
     return token
 
 
 @pytest.fixture(scope="module")
-def importable(tmp_path_factory):
-    """A folder that has the module with the ops: executors import it there."""
+def library_folder(tmp_path_factory):
+    """Return a folder from which executors import the module with the ops."""
     folder = tmp_path_factory.mktemp("importable")
     shutil.copy(library.__file__, folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def server(start_python, plain_environment, tmp_path_factory, importable, tokens):
+def server(start_python, plain_environment, tmp_path_factory, library_folder, tokens):
     options = [
         word for name in ("module:custom_op_library", "tests", "trusting@alice") for word in ("--operators", name)
     ]
     options += ["--threads", "1", "--drain-seconds", "1", "--store-gib", "0", "--lease-seconds", "0"]
     options += ["--token-file", str(tokens[0])]
-    given = {"PYTHONPATH": importable, "DJINN_PLUGINS": "tcp,custom_op_library"}
+    given = {"PYTHONPATH": library_folder, "DJINN_PLUGINS": "tcp,custom_op_library"}
     running = start_server(start_python, tmp_path_factory.mktemp("operators"), *options, env=plain_environment | given)
     yield running
     assert running.stop() == 0, running.log.read_text()
 
 
-def connected(server, tokens, tenant):
+def connect_tenant(server, tokens, tenant):
     return configured(servers=[server.url("tcp")], token=tokens[1][tenant], plugins=["tcp", library])
 
 
 @pytest.fixture(scope="module")
-def offering(server, tokens):
-    with connected(server, tokens, "bob"):
+def device_with_library(server, tokens):
+    with connect_tenant(server, tokens, "bob"):
         djinn.init()
         yield DEVICE
 
@@ -74,8 +74,8 @@ def values(count=12, device="cpu", shape=(4, 3)):
     return torch.linspace(-2, 3, count).view(shape).to(device)
 
 
-def same(program):
-    """Run a program on both devices; the results are equal bit by bit."""
+def assert_equals_cpu(program):
+    """Run a program on both devices. Assert that the results are bitwise equal."""
     there, here = program(DEVICE), program("cpu")
     assert len(there) == len(here)
     for one, other in zip(there, here, strict=True):
@@ -85,14 +85,14 @@ def same(program):
         assert torch.equal(one.cpu(), other)
 
 
-def test_custom_op_is_recorded_whole(offering):
+def test_custom_op_is_recorded_whole(device_with_library):
     with djinn.capture() as captured:
-        out = library.scale(values(device=offering), 3.0) + 1
+        out = library.scale(values(device=device_with_library), 3.0) + 1
     assert set(captured.graph.by_op) >= {"scale", "add"}
     assert torch.equal(out.cpu(), values() * 3 + 1)
 
 
-def test_capture_without_session_records_custom_op(offering):
+def test_capture_without_session_records_custom_op(device_with_library):
     djinn.shut_down()
     with djinn.capture() as captured:
         torch.ops.djinn_library.pick(torch.ones(4, 3), torch.tensor([1]))
@@ -100,17 +100,17 @@ def test_capture_without_session_records_custom_op(offering):
     assert "pick" in captured.graph.by_op
 
 
-def test_custom_op_gradients_equal_cpu(offering):
+def test_custom_op_gradients_equal_cpu(device_with_library):
     def program(device):
         x = values(device=device).requires_grad_()
         y = library.scale(x.sin(), 0.5)
         (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
         return (y.detach(), grad.detach(), *torch.autograd.grad(grad.sum(), x))
 
-    same(program)
+    assert_equals_cpu(program)
 
 
-def test_mutating_op_increments_version_once(offering):
+def test_mutating_op_increments_version_once(device_with_library):
     def program(device):
         x, y = values(device=device), values(device=device)
         view, before = x[1:], x._version
@@ -118,59 +118,61 @@ def test_mutating_op_increments_version_once(offering):
         assert x._version == before + 2, "x and the view of it are written"
         return x, y, view
 
-    same(program)
+    assert_equals_cpu(program)
 
 
-def test_op_with_writes_and_several_results(offering):
+def test_op_with_writes_and_several_results(device_with_library):
     def program(device):
         x, y = values(device=device), values(device=device)
         return (*library.add_and_sum(x), x, *library.add_and_sum(x, y), x)
 
-    same(program)
+    assert_equals_cpu(program)
 
 
-def test_list_arguments_and_results(offering):
-    same(lambda device: library.pieces([values(device=device), values(device=device).t().contiguous()], 2))
+def test_custom_op_takes_and_returns_lists(device_with_library):
+    assert_equals_cpu(lambda device: library.pieces([values(device=device), values(device=device).t().contiguous()], 2))
 
 
-def test_data_dependent_shapes_are_read(offering):
-    same(lambda device: (library.positive(values(device=device)), library.without_fake(values(device=device))))
+def test_data_dependent_shapes_are_read(device_with_library):
+    assert_equals_cpu(
+        lambda device: (library.positive(values(device=device)), library.without_fake(values(device=device)))
+    )
 
 
-def test_library_metadata_needs_no_round_trip(offering):
+def test_library_metadata_needs_no_round_trip(device_with_library):
     index = torch.tensor([2, 0])
     djinn.reset_stats()
-    x, at = values(device=offering), index.to(offering)
+    x, at = values(device=device_with_library), index.to(device_with_library)
     made = torch.ops.djinn_library.pick(x, at)
     assert made.shape == (2, 3)
     assert djinn.stats()["round_trips"] == 0
     assert torch.equal(made.cpu(), values()[index])
 
 
-def test_out_overload(offering):
+def test_custom_out_overload_writes_out_tensor(device_with_library):
     def program(device):
         x, index, out = values(device=device), torch.tensor([2, 0], device=device), torch.empty(2, 3, device=device)
         torch.ops.djinn_library.pick.out(x, index, out=out)
         return out, torch.ops.djinn_library.halve_(x), x
 
-    same(program)
+    assert_equals_cpu(program)
 
 
-def test_result_never_aliases_argument(offering):
-    x = values(device=offering)
+def test_result_never_aliases_argument(device_with_library):
+    x = values(device=device_with_library)
     kept = torch.ops.djinn_library.same(x)
     x.zero_()
     assert torch.equal(kept.cpu(), values())
 
 
-def test_library_check_fails_op_only(offering):
-    x = values(device=offering)
+def test_failed_library_check_fails_only_its_op(device_with_library):
+    x = values(device=device_with_library)
     with pytest.raises(ValueError, match="index must lie in 0 to 3"):
-        torch.ops.djinn_library.pick(x, torch.tensor([4], device=offering)).cpu()
+        torch.ops.djinn_library.pick(x, torch.tensor([4], device=device_with_library)).cpu()
     assert torch.equal(x.cpu(), values())
 
 
-def test_autocast_casts_as_registered_for_the_cpu(offering):
+def test_autocast_casts_as_registered_for_the_cpu(device_with_library):
     def program(device):
         x = values(device=device)
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
@@ -178,53 +180,55 @@ def test_autocast_casts_as_registered_for_the_cpu(offering):
 
     library.scale(values(), 1.0)
     with torch.autocast("remote_accelerator", dtype=torch.bfloat16):
-        half = values(device=offering).half()
-        assert torch.ops.djinn_library.pick(half, torch.tensor([1], device=offering)).dtype is torch.float16
+        half = values(device=device_with_library).half()
+        assert torch.ops.djinn_library.pick(half, torch.tensor([1], device=device_with_library)).dtype is torch.float16
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own, also on the CPU
-def test_vmap_uses_the_registered_rule_and_a_loop_without_one(offering):
+def test_vmap_uses_the_registered_rule_and_a_loop_without_one(device_with_library):
     def program(device):
         x = values(device=device)
         return torch.vmap(lambda row: library.scale(row, 2.0))(x), torch.vmap(library.without_fake)(x)
 
-    same(program)
+    assert_equals_cpu(program)
 
 
-def test_random_op_uses_session_generator(offering):
+def test_random_op_uses_session_generator(device_with_library):
     def program(device):
         torch.manual_seed(3)
         return library.noise(values(device=device)), torch.rand(2, device=device)
 
-    same(program)
+    assert_equals_cpu(program)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
-def test_compiled_function_calls_custom_op(offering):
+def test_compiled_function_calls_custom_op(device_with_library):
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: library.scale(x.sin(), 2.0) + 1)
-    torch.testing.assert_close(compiled(values(device=offering)).cpu(), values().sin() * 2 + 1)
+    torch.testing.assert_close(compiled(values(device=device_with_library)).cpu(), values().sin() * 2 + 1)
 
 
-def test_op_defined_later_is_recorded_whole(offering):
-    """A server offers it under a name that this process does not have yet."""
+def test_op_defined_later_is_recorded_whole(device_with_library):
+    """A server offers the op under a name that this process does not have yet."""
     before = port.offered
     port.offered = {**before, "djinn_custom::late": "djinn_custom::late(Tensor x) -> Tensor"}
     port.interception.reconsider()
     late = torch.library.custom_op("djinn_custom::late", mutates_args=())(_late)
     late.register_fake(torch.empty_like)
     with djinn.capture() as captured:
-        late(values(device=offering))
+        late(values(device=device_with_library))
     assert "late" in captured.graph.by_op
     djinn.shut_down()  # with what no real server runs
-    assert torch.equal(late(values(device=offering)).cpu(), values() * 5), "decomposed for a server without it"
+    assert torch.equal(late(values(device=device_with_library)).cpu(), values() * 5), (
+        "decomposed for a server without it"
+    )
 
 
 def _late(x: torch.Tensor) -> torch.Tensor:
     return x * 5
 
 
-def test_different_schema_is_refused(offering):
+def test_different_schema_is_refused(device_with_library):
     before = port.offered
     port.offered = {**before, "djinn_custom::scale": "djinn_custom::scale(Tensor x) -> Tensor"}
     try:
@@ -232,17 +236,17 @@ def test_different_schema_is_refused(offering):
         with pytest.raises(
             UnsupportedOperation, match=r"djinn_custom::scale .* its schema here is .*factor.* Install the same version"
         ):
-            library.scale(values(device=offering), 2.0)
+            library.scale(values(device=device_with_library), 2.0)
     finally:
         port.offered = before
         port.interception.reconsider()
 
 
-def test_disallowed_op_is_refused_with_advice(offering):
+def test_disallowed_op_is_refused_with_advice(device_with_library):
     with pytest.raises(
         UnsupportedOperation, match=r"djinn_library::hidden .*`djinn serve --operators trusting`"
     ) as raised:
-        torch.ops.djinn_library.hidden(values(device=offering))
+        torch.ops.djinn_library.hidden(values(device=device_with_library))
     assert raised.traceback[-1].path.name in {"_ops.py", Path(__file__).name}
 
 
@@ -262,9 +266,9 @@ print(library.scale(x, 2.0).tolist())
 """
 
 
-def test_first_op_waits_for_offered_ops(python, plain_environment, importable, tmp_path):
+def test_first_op_waits_for_offered_ops(python, plain_environment, library_folder, tmp_path):
     (script := tmp_path / "first.py").write_text(FIRST)
-    environment = plain_environment | {"PYTHONPATH": importable}
+    environment = plain_environment | {"PYTHONPATH": library_folder}
     done = python.run("-W", "ignore", script, cwd=tmp_path, env=environment)
     assert (done.stdout, done.returncode) == ("refused at the op\n[0.0, 2.0, 4.0]\n", 0), done.stderr
 
@@ -290,9 +294,9 @@ def test_own_executor_runs_any_library():
     CustomOperators(["trusting"], [library.Trusting()], tenants=False)
 
 
-def test_engine_executor_runs_any_library(importable, monkeypatch):
-    """Such an executor listens for other machines, as those of a gateway do."""
-    monkeypatch.syspath_prepend(importable)
+def test_engine_executor_runs_any_library(library_folder, monkeypatch):
+    """Such an executor listens for other machines, as a gateway's executors do."""
+    monkeypatch.syspath_prepend(library_folder)
     plugins = ["tcp", "custom_op_library", HeldPlugin(HeldEngine())]
     with configured(plugins=plugins, engine="held", threads=1, operators=["trusting"]):
         djinn.init()
@@ -300,8 +304,8 @@ def test_engine_executor_runs_any_library(importable, monkeypatch):
 
 
 @pytest.mark.parametrize("network", [None, NetworkConfig()])
-def test_tenant_executor_refuses_trusting_libraries(network, importable, monkeypatch):
-    monkeypatch.syspath_prepend(importable)
+def test_tenant_executor_refuses_trusting_libraries(network, library_folder, monkeypatch):
+    monkeypatch.syspath_prepend(library_folder)
     config = ExecutorConfig("cpu", network, 1, operators=("trusting",), plugins=Selection(("tcp", "custom_op_library")))
     with ExecutorProcess(config) as executor, pytest.raises(StartupError, match=r"trusting@TENANT"):
         executor.wait_ready(60.0)
@@ -326,7 +330,7 @@ def test_disallowed_names_are_refused_in_any_spelling(server, tokens):
 
 
 def test_tenant_has_own_ops(server, tokens):
-    with connected(server, tokens, "alice"):
+    with connect_tenant(server, tokens, "alice"):
         djinn.init()
         assert library.Library.operators | {"djinn_library::hidden"} <= set(port.offered)
         assert torch.equal(torch.ops.djinn_library.hidden(values(device=DEVICE)).cpu(), values() + 1)

@@ -19,7 +19,7 @@ from djinn_server.weights.uploads import UploadAssembly
 
 
 class Event:
-    """An event that is reached when something waits for it or `reached` is set."""
+    """A fake event that is reached when it is waited for or `reached` is set."""
 
     def __init__(self, *, reached=False):
         self.reached, self.waited = reached, 0
@@ -95,7 +95,7 @@ def test_ring_drops_a_block_whose_copy_has_failed_and_makes_another():
 
 
 class Stream:
-    """A stream whose events cannot be recorded, so that nobody knows when its copies end."""
+    """A fake stream whose events cannot be recorded, so that the end of its copies is unknown."""
 
     def __enter__(self):
         return self

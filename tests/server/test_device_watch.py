@@ -34,7 +34,7 @@ class Event:
 
 
 class Runtime(DeviceRuntime):
-    """A device whose events the test lets pass. Once `error` is set, each call raises it. `hung`: a wait for it has no end."""
+    """A fake device. The test completes its events. `error`: raised by each call. `hung`: waits never end."""
 
     hang_seconds = 30.0
 
@@ -63,7 +63,7 @@ class Runtime(DeviceRuntime):
 
 
 class Session:
-    """Stands for `CancellationState`."""
+    """A fake of `CancellationState`."""
 
     def __init__(self, *, replaying=False):
         self.replaying, self.stopped = replaying, []
@@ -169,7 +169,7 @@ def test_loss_is_reported_once():
 @pytest.mark.parametrize(
     "error", [ERROR, RuntimeError("shapes cannot be multiplied"), torch.OutOfMemoryError("no room")]
 )
-def test_device_that_works_after_an_error_goes_on(error):
+def test_working_device_continues_after_error(error):
     watched, session = Watched(), Session()
     watched.run(session)
     watched.watch.check(error, 1)
@@ -184,8 +184,8 @@ def test_hung_kernel_is_blamed_on_oldest_submission(monkeypatch):
     watched.run(other, 9)
     watched.watch.poll()
     assert not watched.reasons
-    later = time.monotonic() + Runtime.hang_seconds + 1
-    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
+    advance_clock = time.monotonic() + Runtime.hang_seconds + 1
+    monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: advance_clock)
     watched.watch.poll()
     assert "at or before aten::mm (op 2 of submission 4) hangs: nothing completed for 30 s" in watched.reasons[0]
     assert hung.stopped[0][:2] == (4, 0)
@@ -205,8 +205,8 @@ def test_progressing_queue_is_not_hung(monkeypatch):
 
 
 @pytest.fixture
-def later(monkeypatch):
-    """Have so many seconds pass."""
+def advance_clock(monkeypatch):
+    """Return a function that advances the clock by a number of seconds."""
     clock = SimpleNamespace(now=time.monotonic())
     monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: clock.now)
     monkeypatch.setattr("djinn_server.device_watch.ANSWER_SECONDS", 0.01)
@@ -217,8 +217,8 @@ def later(monkeypatch):
     return pass_by
 
 
-def issuing(watched, session, op, sequence=1):
-    """A submission whose session issues that op."""
+def begin_until_op(watched, session, op, sequence=1):
+    """Begin a submission and issue its ops up to `op`. Return the submission."""
     work = request(sequence)
     begun = watched.watch.begin(session, work, OPS)
     numbers = work.progress.over(0, 3)
@@ -235,76 +235,76 @@ def issuing(watched, session, op, sequence=1):
         (False, 0, "an op at or before aten::embedding (op 1 of submission 1) hangs"),
     ],
 )
-def test_op_blocked_by_hung_device_is_named(later, replaying, op, named):
+def test_op_blocked_by_hung_device_is_named(advance_clock, replaying, op, named):
     watched, session = Watched(), Session(replaying=replaying)
-    issuing(watched, session, 1)
+    begin_until_op(watched, session, 1)
     watched.runtime.hung = True
-    later(Runtime.hang_seconds + 1)
+    advance_clock(Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert named in watched.reasons[0]
     assert session.stopped[0][:2] == (1, op)
 
 
-def test_hang_with_several_issuing_sessions_stops_none(later):
+def test_hang_with_several_issuing_sessions_stops_none(advance_clock):
     watched, one, other = Watched(), Session(), Session()
-    issuing(watched, one, 1)
-    issuing(watched, other, 2)
+    begin_until_op(watched, one, 1)
+    begin_until_op(watched, other, 2)
     watched.runtime.hung = True
-    later(Runtime.hang_seconds + 1)
+    advance_clock(Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert "an op in one of 2 submissions hangs" in watched.reasons[0]
     assert not one.stopped + other.stopped
 
 
-def test_slow_issue_is_not_a_hang(later):
+def test_slow_issue_is_not_a_hang(advance_clock):
     watched, session = Watched(), Session()
-    begun = issuing(watched, session, 0)
+    begun = begin_until_op(watched, session, 0)
     for _ in range(2):
-        later(Runtime.hang_seconds + 1)
+        advance_clock(Runtime.hang_seconds + 1)
         watched.watch.poll()
     watched.watch.issued(begun)
     watched.watch.poll()
     assert not watched.reasons, "the device completed all that it had"
-    later(Runtime.hang_seconds + 1)
+    advance_clock(Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert "submission 1) hangs" in watched.reasons[0]
 
 
-def test_slowly_issuing_session_is_not_hung(later):
+def test_slowly_issuing_session_is_not_hung(advance_clock):
     watched, session, work = Watched(), Session(), request()
     watched.watch.begin(session, work, OPS)
     watched.runtime.hung = True
     for _ in work.progress.over(0, 3):
         watched.watch.poll()
-        later(Runtime.hang_seconds - 1)
+        advance_clock(Runtime.hang_seconds - 1)
     assert not watched.reasons
     assert not watched.runtime.synchronized, "the device is not asked in vain"
 
 
-def test_yielded_session_is_not_hung(later):
+def test_yielded_session_is_not_hung(advance_clock):
     watched, session, work = Watched(), Session(), request()
     watched.watch.begin(session, work, OPS)
     work.progress.paused = watched.runtime.hung = True
     watched.watch.poll()
-    later(Runtime.hang_seconds + 1)
+    advance_clock(Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert not watched.reasons
 
 
 @pytest.mark.parametrize("hung", [True, False])
-def test_copy_that_hangs_stops_no_session(later, hung):
+def test_copy_that_hangs_stops_no_session(advance_clock, hung):
     watched = Watched()
     watched.runtime.hung, watched.runtime.copies_since = hung, time.monotonic()
-    later(Runtime.hang_seconds + 1)
+    advance_clock(Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert [reason.partition(":")[2] for reason in watched.reasons] == hung * [
         " a copy between host and device hangs: nothing completed for 30 s"
     ]
 
 
-def test_submission_that_runs_while_another_one_yields_is_its_own(monkeypatch):
+def test_submission_during_yield_is_blamed_separately(monkeypatch):
     watched, long, short, began = Watched(), Session(), Session(), time.monotonic()
-    issuing = watched.watch.begin(long, request(1), OPS)
+    begin_until_op = watched.watch.begin(long, request(1), OPS)
     for sequence in range(3):
         watched.run(short, sequence)
     for event in watched.runtime.events[:2]:
@@ -314,7 +314,7 @@ def test_submission_that_runs_while_another_one_yields_is_its_own(monkeypatch):
     monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: began + Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert short.stopped[0][:2] == (2, 0), "it hangs although the long one is not issued to its end"
-    watched.watch.issued(issuing)
+    watched.watch.issued(begin_until_op)
     assert [work.submission for work in watched.watch._issued] == [2, 1]
     assert not long.stopped
 
@@ -339,22 +339,22 @@ def test_submission_is_completed_only_when_the_device_says_so():
 
 def test_submission_whose_end_cannot_be_marked_is_not_kept():
     watched, session = Watched(), Session()
-    issuing = watched.watch.begin(session, request(4), OPS)
+    begin_until_op = watched.watch.begin(session, request(4), OPS)
     watched.runtime.mark = lambda: (_ for _ in ()).throw(RuntimeError("no event"))
-    watched.watch.issued(issuing)
+    watched.watch.issued(begin_until_op)
     assert not watched.watch._issuing
     assert not watched.watch._issued
     assert not watched.reasons
 
 
 def session_of(watched, run):
-    """What `ExecutorSession` needs in order to run a submission whose ops are `run`, and that submission's template."""
+    """Return the parts of `ExecutorSession` that run a submission whose ops are `run`, and its template."""
     timer, randomness = SimpleNamespace(runs_late=True), SimpleNamespace(give_back=lambda: None)
     device = SimpleNamespace(runtime=watched.runtime, watch=watched.watch, timer=timer, randomness=randomness)
 
     watched_session = Session()
 
-    class Runs(SessionRuns):
+    class FakeRuns(SessionRuns):
         def __init__(self):
             self._device, self._cancellation = device, watched_session
 
@@ -363,12 +363,12 @@ def session_of(watched, run):
             return run()
 
     turn = SimpleNamespace(reached=None)
-    session = SimpleNamespace(device=device, _turn=turn, _timings=None, _runs=Runs(), _cancellation=watched_session)
+    session = SimpleNamespace(device=device, _turn=turn, _timings=None, _runs=FakeRuns(), _cancellation=watched_session)
     return session, SimpleNamespace(template=OPS, slots=[])
 
 
-def run_of(session, known, work):
-    """The outcome of a submission that does not pause."""
+def run_outcome(session, known, work):
+    """Return the outcome of a submission that does not pause."""
     with pytest.raises(StopIteration) as ended:
         next(session._runs.run(known, work))
     return ended.value.value
@@ -380,13 +380,13 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
     session, known = session_of(watched, lambda: SimpleNamespace(failures=[]))
 
     def synchronize():
-        later = time.monotonic() + Runtime.hang_seconds + 1
-        monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
+        advance_clock = time.monotonic() + Runtime.hang_seconds + 1
+        monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: advance_clock)
         watched.watch.poll()
         raise ERROR
 
     turn = DeviceTurn(known, work, None, (), 0.0, 0.0, 0.0)
-    turn.outcome, turn.responses = run_of(session, known, work), Responses()
+    turn.outcome, turn.responses = run_outcome(session, known, work), Responses()
     session._turn.end_event = SimpleNamespace(synchronize=synchronize)
     ExecutorSession._wait(session, turn)
     assert "submission 6) hangs" in watched.reasons[0]
@@ -401,7 +401,7 @@ def test_aborted_submission_counts_as_issued():
 
     session, known = session_of(watched, run)
     with pytest.raises(TransportError):
-        run_of(session, known, request())
+        run_outcome(session, known, request())
     assert not watched.watch._issuing
     assert len(watched.watch._issued) == 1
 

@@ -27,13 +27,13 @@ class TestLocalEngine(ExecutorConformance):
 
 
 @pytest.mark.parametrize("engine", [LocalEngine(), HeldEngine()], ids=["local", "held"])
-def test_executor_agrees_with_a_model_of_its_states(engine):
+def test_local_engine_matches_state_model(engine):
     run_executor_states(engine, examples=2)
 
 
 @pytest.fixture
-def held():
-    """Settings for executors that an engine holds, and the requests that it has heard."""
+def held_engine():
+    """Connect to executors that the engine `held` holds. Yield the engine with its received requests."""
     djinn.shut_down()
     engine = HeldEngine()
     djinn.configure(plugins=["tcp", "pool", "round_robin", HeldPlugin(engine)], engine="held", threads=1)
@@ -58,12 +58,12 @@ def losses(device, between=lambda: None):
     return found
 
 
-def test_single_engine_executor_needs_no_router(held):
-    djinn.configure(plugins=["tcp", HeldPlugin(held)], engine="held", threads=1)
+def test_single_engine_executor_needs_no_router(held_engine):
+    djinn.configure(plugins=["tcp", HeldPlugin(held_engine)], engine="held", threads=1)
     assert losses("remote_accelerator:0") == losses("cpu")
 
 
-def test_engine_pool_survives_killed_executors(held):
+def test_engine_pool_survives_killed_executors(held_engine):
     djinn.configure(executors=2, placement_policy="round_robin", resources="GPU=1", runtime_env={"pip": ["x"]})
     here = losses("cpu")
 
@@ -72,15 +72,15 @@ def test_engine_pool_survives_killed_executors(held):
             os.kill(opened.executor.process_id, signal.SIGKILL)
 
     assert losses("remote_accelerator:0", kill) == here
-    assert [(request.number, request.count, request.resources, request.runtime_env) for request in held.requests] == [
-        (number, 2, {"GPU": 1.0}, {"pip": ["x"]}) for number in range(2)
-    ]
-    assert len({request.group for request in held.requests}) == 1
+    assert [
+        (request.number, request.count, request.resources, request.runtime_env) for request in held_engine.requests
+    ] == [(number, 2, {"GPU": 1.0}, {"pip": ["x"]}) for number in range(2)]
+    assert len({request.group for request in held_engine.requests}) == 1
     assert {opened.url.partition("://")[0] for opened in open_connections()} == {"tcps"}
 
 
-def test_session_survives_killed_holder(held):
-    """A holder that is killed ends its executor without a word; the next one finds the journal."""
+def test_session_survives_killed_holder(held_engine):
+    """A killed holder ends its executor silently. The next executor finds the journal."""
     djinn.init()
     (opened,) = open_connections()
     kept = torch.ones(3, device="remote_accelerator:0") + 1
@@ -92,7 +92,7 @@ def test_session_survives_killed_holder(held):
     assert opened.executor.process_id != process
 
 
-def test_failed_start_keeps_journal(held, monkeypatch):
+def test_failed_start_keeps_journal(held_engine, monkeypatch):
     djinn.init()
     (opened,) = open_connections()
     kept = torch.ones(3, device="remote_accelerator:0") + 1
@@ -111,13 +111,13 @@ def test_failed_start_keeps_journal(held, monkeypatch):
     assert failed
 
 
-def test_unknown_engine_is_named(held):
+def test_unknown_engine_is_named(held_engine):
     djinn.configure(engine="kubernetes")
     with pytest.raises(djinn.errors.PluginError, match=r"no engine 'kubernetes'.*installed: held, local"):
         djinn.init()
 
 
-def test_raising_notice_warns_once(held, monkeypatch, caplog):
+def test_raising_notice_warns_once(held_engine, monkeypatch, caplog):
     asked = {0: 0, 1: 0}
 
     def notice(handle):
@@ -143,15 +143,15 @@ def test_raising_notice_warns_once(held, monkeypatch, caplog):
     assert len(open_connections()) == 2
 
 
-class NoHandle:
-    """What an engine must not return, beside an executor that runs."""
+class InvalidHandle:
+    """An invalid result of an engine whose executor runs."""
 
 
 WRONG = r"plugin of held_engine started no executor: held_engine\.Held{} returned an instance of NoHandle.*djinn\.hooks\.ExecutorHandle.*`engine`"
 
 
-def test_engine_without_handle_is_named(held, monkeypatch):
-    monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: NoHandle())
+def test_engine_without_handle_is_named(held_engine, monkeypatch):
+    monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: InvalidHandle())
     with pytest.raises(PluginError, match=WRONG.format(r"Engine\.launch")):
         djinn.init()
 
@@ -168,7 +168,7 @@ def test_invalid_restarted_handle_is_named(monkeypatch):
     try:
         executor.wait_ready(60.0)
         with monkeypatch.context() as patch:
-            patch.setattr(HeldHandle, "restart", lambda handle: NoHandle())
+            patch.setattr(HeldHandle, "restart", lambda handle: InvalidHandle())
             with pytest.raises(PluginError, match=WRONG.format(r"Handle\.restart")):
                 executor.restart()
     finally:
@@ -181,7 +181,7 @@ def test_invalid_handle_ends_started_pool_executors(monkeypatch):
 
     def launch_one(engine, options, request):
         if right:
-            return NoHandle()
+            return InvalidHandle()
         right.append(launch(engine, options, request))
         return right[0]
 
@@ -198,7 +198,7 @@ def test_pool_survives_invalid_restarted_handle(monkeypatch):
 
     def restart_second_time(handle):
         if not wrong:
-            wrong.append(NoHandle())
+            wrong.append(InvalidHandle())
             return wrong[0]
         return restart(handle)
 

@@ -61,8 +61,8 @@ FULL = ExecutorConfig(
 )
 
 
-def read(config: type, *arguments: str) -> Any:
-    """The configuration that these arguments give."""
+def parse_config(config: type, *arguments: str) -> Any:
+    """Return the configuration that these arguments give."""
     found: list[Any] = []
     command = click.command()(config_options(config, "config")(lambda **given: found.append(given["config"])))
     command.main(arguments, standalone_mode=False)
@@ -82,7 +82,7 @@ def test_every_field_reaches_executor():
 
 def test_without_flags_every_field_has_its_default():
     expected = GatewayConfig(executor=ExecutorConfig(recovery=RecoveryConfig(lease_seconds=30.0)))
-    assert read(GatewayConfig) == expected
+    assert parse_config(GatewayConfig) == expected
 
 
 def test_every_flag_sets_its_field(tmp_path):
@@ -93,7 +93,7 @@ def test_every_flag_sets_its_field(tmp_path):
         f"--models={tmp_path} --models=/ --allow-weights=hf://a/* --allow-weights=s3://b/* "
         "--open-probes --audit-log=/audit --insecure-plaintext-on-network --connection-file=/connection --drain-seconds=0"
     )
-    assert read(GatewayConfig, *arguments.split()) == GatewayConfig(
+    assert parse_config(GatewayConfig, *arguments.split()) == GatewayConfig(
         devices=("cpu", "cuda:0"),
         executor=ExecutorConfig(
             threads=3,
@@ -127,7 +127,7 @@ def test_every_flag_sets_its_field(tmp_path):
 )
 def test_value_out_of_bounds_is_refused(wrong):
     with pytest.raises(click.BadParameter):
-        read(GatewayConfig, wrong)
+        parse_config(GatewayConfig, wrong)
 
 
 def test_flag_is_one_field():
@@ -136,8 +136,8 @@ def test_flag_is_one_field():
         share: float = flagged(0.5, "--share", "A share.", least=0, most=1)
 
     outer = attrs.make_class("Outer", {"inner": attrs.field(factory=Inner, type=Inner)}, frozen=True)
-    assert read(outer) == outer()
-    assert read(outer, "--share", "0.25") == outer(Inner(0.25))
+    assert parse_config(outer) == outer()
+    assert parse_config(outer, "--share", "0.25") == outer(Inner(0.25))
 
 
 def test_settings_are_defaults_of_flags():

@@ -54,8 +54,8 @@ def expect_end(connection):
 
 
 @pytest.fixture
-def attached(executor, dial, ask):
-    """A healthy client's connection."""
+def healthy_connection(executor, dial, ask):
+    """Yield a healthy client's connection. Check it at the end."""
     connection = dial(executor.ready.urls[0])
     assert isinstance(ask(connection, Attach(executor.issue_ticket("healthy"), "")), Attached)
     yield connection
@@ -114,7 +114,7 @@ def test_an_expired_ticket_is_refused(executor, dial, ask):
 
 
 @pytest.mark.parametrize("ticket", ["", "x", "Zm9yZ2Vk" * 10, "é", "=" * 7])
-def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
+def test_a_forged_ticket_is_refused(executor, dial, ask, healthy_connection, ticket):
     connection = dial(executor.ready.urls[0])
     assert isinstance(
         ask(connection, Attach(ticket, "")), Refused | ProtocolClose
@@ -122,13 +122,13 @@ def test_a_forged_ticket_is_refused(executor, dial, ask, attached, ticket):
     expect_end(connection)
 
 
-def test_first_message_must_be_ticket(executor, dial, ask, attached):
+def test_first_message_must_be_ticket(executor, dial, ask, healthy_connection):
     connection = dial(executor.ready.urls[0])
     assert isinstance(ask(connection, StatsRequest()), Refused)
     expect_end(connection)
 
 
-def test_invalid_message_closes_connection(executor, dial, attached):
+def test_invalid_message_closes_connection(executor, dial, healthy_connection):
     connection = dial(executor.ready.urls[0])
     connection.send(Frame(b"\xff\xfegarbage"))
     answer = decode(connection.receive(SECONDS).head)
@@ -138,13 +138,13 @@ def test_invalid_message_closes_connection(executor, dial, attached):
 
 
 @pytest.mark.parametrize("frame", [Frame(b"x" * (64 << 10)), Frame(b"x", [b"y" * 100])], ids=["head", "body"])
-def test_unauthenticated_client_is_limited(executor, dial, attached, frame):
+def test_unauthenticated_client_is_limited(executor, dial, healthy_connection, frame):
     connection = dial(executor.ready.urls[0])
     connection.send(frame)
     expect_end(connection)
 
 
-def test_invalid_message_ends_its_session_only(executor, dial, ask, attached, wait_for):
+def test_invalid_message_ends_its_session_only(executor, dial, ask, healthy_connection, wait_for):
     connection = dial(executor.ready.urls[0])
     session = ask(connection, Attach(executor.issue_ticket(), "")).session
     connection.send(Frame(b"\xc1 is no message"))
@@ -209,7 +209,7 @@ def test_configured_limit_of_hangs_reaches_the_device(monkeypatch, memory):
     assert executor._context.device.runtime.hang_seconds == 9.0
 
 
-def test_macos_gpu_without_name(monkeypatch):
+def test_macos_gpu_without_name_is_described(monkeypatch):
     monkeypatch.setattr(MpsDevice, "count", lambda self: 1)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (3, 7))
     assert open_device([MpsDevice(), CpuDevice()], "").capabilities.id == "cpu:0", "this kind is untried"
@@ -217,7 +217,7 @@ def test_macos_gpu_without_name(monkeypatch):
     assert (found.id, found.name, found.memory, found.memory_free) == ("mps:0", "mps", 7, 3)
 
 
-def test_slow_start_leaves_nothing_behind(exists):
+def test_start_timeout_leaves_no_process_or_files(exists):
     executor = ExecutorProcess(ExecutorConfig("cpu"))
     directory = executor._directory
     with pytest.raises(StartupError, match=r"not ready after 0\.05 s.*start_timeout"):
@@ -299,7 +299,7 @@ def test_executor_ends_with_killed_parent(tmp_path, wait_for, exists, plain_envi
 
 
 def test_executor_has_import_path_of_parent(tmp_path, monkeypatch):
-    """A path that a notebook added to `sys.path` is there in the executor too, and the working directory comes last."""
+    """A notebook's additions to `sys.path` are used. The working directory comes last."""
     from djinn_server.launch.command import executor_environment
 
     monkeypatch.syspath_prepend(tmp_path / "added")
@@ -326,7 +326,7 @@ def test_long_temporary_directory_works(tmp_path, monkeypatch):
 
 @pytest.fixture
 def short_path():
-    """A directory whose name leaves room for that of a socket."""
+    """Return a directory with a path short enough for a socket inside."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 

@@ -11,7 +11,7 @@ SECONDS = 0.01  # of a submission
 
 
 def predictions(templates, slots=lambda _: (), seconds=SECONDS):
-    """For each submission, the template that was expected next before it came; `.` where none was."""
+    """Return the template that was expected before each submission, or `.` if none was."""
     predictor, found, expected = SubmissionPredictor(), "", "."
     for number, name in enumerate(templates):
         found += expected
@@ -65,7 +65,7 @@ def test_linear_slots_are_predicted(slots, expected):
 
 
 def test_repeated_generations_are_predicted():
-    """The first program of each generation comes over other values: that must not keep later tokens from running ahead."""
+    """Each generation's first program has new values. Later tokens must still run ahead."""
     predictor, held, number = SubmissionPredictor(), [], 0
     for _ in range(20):
         held.append(0)

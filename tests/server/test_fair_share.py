@@ -30,7 +30,7 @@ GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1
 
 
 def order_of(lengths, total):
-    """Order of turns among sessions that always want one and whose turns take `lengths` seconds."""
+    """Return the order of turns among sessions that always wait and whose turns take `lengths` seconds."""
     queue, had = TurnQueue(), []
     sessions = [Account() for _ in lengths]
     for session in sessions:
@@ -56,19 +56,19 @@ def test_equal_pieces_take_turns():
 def test_end_of_turn_wakes_one_thread(monkeypatch):
     turns, sessions, rounds, woken = FairShare(moment=0.0, simulated=lambda: 1.0), 8, 10, []
 
-    class Counted(threading.Condition):
+    class CountingCondition(threading.Condition):
         def notify(self, n=1):
             woken.append(n)
             super().notify(n)
 
-    monkeypatch.setattr(turns, "condition", lambda: Counted(turns._lock))
+    monkeypatch.setattr(turns, "condition", lambda: CountingCondition(turns._lock))
 
     def session():
         share = turns.share()
         for number in range(rounds):
             turns.begin(share)
             if number < rounds - 1:
-                until(lambda: turns.waiting == sessions - 1)
+                wait_until(lambda: turns.waiting == sessions - 1)
             turns.leave(share)
 
     threads = [threading.Thread(target=session) for _ in range(sessions)]
@@ -121,7 +121,7 @@ def test_turn_begins_when_granted():
     thread = threading.Thread(target=session)
     with turns.share():
         thread.start()
-        until(lambda: turns.waiting == 1)
+        wait_until(lambda: turns.waiting == 1)
     woken.wait(60.0)
     assert 0.0 < turns.device_seconds() <= time.perf_counter() - began
     may_go_on.set()
@@ -141,7 +141,7 @@ def test_long_submissions_alternate_on_one_thread():
     with turns.share():
         for number, thread in enumerate(threads):
             thread.start()
-            until(lambda number=number: turns.waiting == number + 1)
+            wait_until(lambda number=number: turns.waiting == number + 1)
     for thread in threads:
         thread.join()
     assert sorted(name for name, _ in had) == ["a"] * 5 + ["b"] * 5
@@ -186,14 +186,14 @@ def test_error_of_a_submission_is_its_sessions_own(taken):
     thread = threading.Thread(target=session, args=(turns.share(),))
     with turns.share() if taken else nullcontext():
         thread.start()
-        until(lambda: turns.waiting == 1 if taken else raised)
+        wait_until(lambda: turns.waiting == 1 if taken else raised)
     thread.join()
     assert len(raised) == 1
     assert not turns.busy
 
 
 class FakeEvents:
-    """A device whose ops take what the test says, and events on its clock."""
+    """A fake device with prepared op times, and events on its clock."""
 
     ahead_seconds = reached = 0.0
     device = SimpleNamespace(type="cuda")
@@ -248,8 +248,8 @@ def test_turn_of_several_sessions_is_charged_in_equal_parts():
     assert turns.device_seconds() == 6.0
 
 
-class Noting(CpuRuntime):
-    """Notes whose turn it is when a submission asks to wait for the device."""
+class RecordingRuntime(CpuRuntime):
+    """A runtime that records which session has the turn at each device wait."""
 
     def __init__(self):
         super().__init__()
@@ -259,8 +259,8 @@ class Noting(CpuRuntime):
         self.had.append(NAME.get())
 
 
-class Waiting:
-    """Stands for a connection: one frame after the other, each when the test says so."""
+class PacedConnection:
+    """A fake connection that delivers each frame when the test says so."""
 
     def __init__(self):
         self.answers = []
@@ -291,7 +291,7 @@ def submission(sequence):
     )
 
 
-def until(condition):
+def wait_until(condition):
     deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
@@ -299,9 +299,9 @@ def until(condition):
 
 
 def test_least_served_session_goes_first():
-    runtime = Noting()
+    runtime = RecordingRuntime()
     context = ExecutorContext.of(runtime)
-    sessions = {name: (ExecutorSession(context), Waiting()) for name in ("greedy", "modest")}
+    sessions = {name: (ExecutorSession(context), PacedConnection()) for name in ("greedy", "modest")}
 
     def serve(name, session, connection):
         NAME.set(name)
@@ -313,14 +313,14 @@ def test_least_served_session_goes_first():
         thread.start()
         connection.give(Frame(encode(UploadPart(GIVEN, "float32", (2,), (1,), 8)), [memoryview(bytearray(8))]))
     greedy.give(*[submission(number) for number in range(1, 9)])
-    until(lambda: len(greedy.answers) == 8)
+    wait_until(lambda: len(greedy.answers) == 8)
     turns = one.device.turns
     with turns.share():  # another session computes
         greedy.give(submission(9))
-        until(lambda: turns.waiting == 1)
+        wait_until(lambda: turns.waiting == 1)
         modest.give(submission(1))
-        until(lambda: turns.waiting == 2)
-    until(lambda: len(greedy.answers) + len(modest.answers) == 10)
+        wait_until(lambda: turns.waiting == 2)
+    wait_until(lambda: len(greedy.answers) + len(modest.answers) == 10)
     for connection, thread in zip((greedy, modest), threads, strict=True):
         connection.give(Frame(encode(Goodbye())))
         thread.join()

@@ -43,7 +43,7 @@ def tensors_of(models, address=None):
     }
 
 
-def test_folder_with_checkpoint_and_other_files(models):
+def test_checkpoint_is_read_beside_other_files(models):
     torch.save({"a": torch.ones(2)}, models / "pytorch_model.bin")
     torch.save({"other": torch.zeros(2)}, models / "training_args.bin")
     torch.save({"state": {}}, models / "optimizer.pt")
@@ -54,7 +54,7 @@ def test_folder_with_checkpoint_and_other_files(models):
         tensors_of(models)
 
 
-def test_sharded_checkpoints(models):
+def test_sharded_checkpoints_are_read(models):
     for number, name in enumerate("ab"):
         torch.save({name: torch.full((3,), float(number))}, models / f"pytorch_model-{number}.bin")
     torch.save({}, models / "training_args.bin")
@@ -70,7 +70,7 @@ def test_sharded_checkpoints(models):
         tensors_of(models)
 
 
-def test_safetensors_files_come_first(models):
+def test_safetensors_files_take_precedence(models):
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, models / "model.safetensors")
@@ -79,7 +79,7 @@ def test_safetensors_files_come_first(models):
 
 
 def test_world_writable_file_is_not_mapped(tmp_path):
-    """One that cuts it off would end the executor."""
+    """A user who truncates a mapped file would end the executor."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(100))
     for mode, mapped in ((0o644, True), (0o666, False), (0o662, False), (0o444, True)):

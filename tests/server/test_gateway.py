@@ -42,8 +42,8 @@ def hello(token: str, protocol: int = PROTOCOL_VERSION, device: str = "") -> Hel
 
 
 @pytest.fixture
-def healthy(server, registry, ask):
-    """A client that must not notice what others do."""
+def healthy_client(server, registry, ask):
+    """Yield a client that other clients must not affect. Check it at the end."""
     (opened,) = open_connections(server.settings(), registry)
     yield opened
     assert isinstance(ask(opened.connection, StatsRequest()), StatsReply), "the healthy client was harmed"
@@ -51,7 +51,7 @@ def healthy(server, registry, ask):
     opened.connection.close()
 
 
-def test_the_connection_file_is_its_owners_alone(server):
+def test_connection_file_is_private(server):
     assert server.file.stat().st_mode & 0o777 == 0o600
     content = json.loads(server.file.read_text())
     assert set(content) == {"urls", "token"}
@@ -59,7 +59,7 @@ def test_the_connection_file_is_its_owners_alone(server):
     assert [path.name for path in server.file.parent.iterdir() if "connection" in path.name] == ["connection.json"]
 
 
-def test_the_token_is_in_no_log_and_no_process_list(server, registry, ask, dial):
+def test_token_is_in_no_log_or_process_list(server, registry, ask, dial):
     assert isinstance(ask(dial(server.url("tcp")), hello(server.token)), Welcome)
     status = ask_status(Server((server.url("tcp"),), server.token, registry.transports, SECONDS))
     for process in (server.process.pid, *(executor.process for executor in status.executors)):
@@ -72,7 +72,7 @@ def test_the_token_is_in_no_log_and_no_process_list(server, registry, ask, dial)
 
 
 @pytest.mark.parametrize("token", ["", "x", "wrong" * 20, "é"])
-def test_a_wrong_token_gets_nothing_but_a_refusal(server, dial, ask, healthy, token):
+def test_wrong_token_gets_only_refusal(server, dial, ask, healthy_client, token):
     connection = dial(server.url("tcp"))
     answer = ask(connection, hello(token))
     assert isinstance(answer, Refused)
@@ -82,19 +82,19 @@ def test_a_wrong_token_gets_nothing_but_a_refusal(server, dial, ask, healthy, to
     assert "refused" in server.log.read_text()
 
 
-def test_the_status_needs_the_token_too(server, dial, ask):
+def test_status_needs_token(server, dial, ask):
     assert isinstance(ask(dial(server.url("tcp")), StatusRequest(PROTOCOL_VERSION, "wrong")), Refused)
     assert isinstance(ask(dial(server.url("tcp")), StatusRequest(PROTOCOL_VERSION, server.token)), Status)
 
 
-def test_another_protocol_version_is_refused_with_both_named(server, dial, ask):
+def test_refusal_names_both_protocol_versions(server, dial, ask):
     answer = ask(dial(server.url("tcp")), hello(server.token, protocol=PROTOCOL_VERSION + 1))
     assert isinstance(answer, Refused)
     assert f"version {PROTOCOL_VERSION + 1}" in answer.reason
     assert f"version {PROTOCOL_VERSION} " in answer.reason
 
 
-def test_a_device_that_is_not_there_is_refused_with_those_that_are(server, dial, ask):
+def test_refusal_of_unknown_device_lists_devices(server, dial, ask):
     answer = ask(dial(server.url("tcp")), hello(server.token, device="cuda:7"))
     assert isinstance(answer, Refused)
     assert "'cuda:7'" in answer.reason
@@ -110,7 +110,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE)
-def test_bytes_that_are_no_frames_close_that_connection(server, healthy, wait_for, data):
+def test_invalid_frame_closes_only_its_connection(server, healthy_client, wait_for, data):
     before = server.log.read_text().count("closed a connection after a protocol error")
     parts = urlsplit(server.url("tcp"))
     with socket.create_connection((parts.hostname, parts.port), SECONDS) as client:
@@ -127,7 +127,7 @@ def test_bytes_that_are_no_frames_close_that_connection(server, healthy, wait_fo
     )
 
 
-def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, dial, healthy):
+def test_invalid_message_is_answered_and_closes_connection(server, dial, healthy_client):
     connection = dial(server.url("tcp"))
     connection.send(Frame(b"\x93\x01\x02\x03"))
     assert isinstance(decode(connection.receive(SECONDS).head), ProtocolClose)
@@ -135,14 +135,14 @@ def test_a_message_that_is_none_is_answered_and_closes_that_connection(server, d
         connection.receive(SECONDS)
 
 
-def test_an_unauthenticated_client_cannot_send_much(server, dial, healthy):
+def test_unauthenticated_client_is_limited(server, dial, healthy_client):
     connection = dial(server.url("tcp"))
     with pytest.raises(TransportError):  # by `send` where the server hangs up before it has everything
         connection.send(Frame(b"x", [bytes(1 << 20)]))
         connection.receive(SECONDS)
 
 
-def test_what_follows_the_welcome_must_be_an_attach(server, dial, ask, healthy):
+def test_message_after_welcome_must_be_attach(server, dial, ask, healthy_client):
     connection = dial(server.url("tcp"))
     assert isinstance(ask(connection, hello(server.token)), Welcome)
     answer = ask(connection, StatsRequest())
@@ -150,30 +150,30 @@ def test_what_follows_the_welcome_must_be_an_attach(server, dial, ask, healthy):
     assert "expected Attach" in answer.reason
 
 
-def test_status_shows_sessions_executors_and_memory_by_owner(server, healthy):
+def test_status_shows_sessions_executors_and_memory_by_owner(server, healthy_client):
     result = CliRunner().invoke(status_command, ["--json", "--connection-file", str(server.file)])
     assert result.exit_code == 0, result.output
     (row,) = json.loads(result.output)
     assert row["process"] == server.process.pid
     assert row["error"] is None
     (executor,) = row["executors"]
-    assert executor["process"] == healthy.attached.process
+    assert executor["process"] == healthy_client.attached.process
     assert executor["state"] == "ready"
     assert executor["device"]["memory"] > 0
     sessions = {session["session"]: session for session in executor["sessions"]}
-    owner = sessions[healthy.attached.session]["client"]
+    owner = sessions[healthy_client.attached.session]["client"]
     assert f"process {os.getpid()}" in owner
     assert row["memory_by_owner"][owner] == 0
 
 
-def test_status_for_people(server, healthy):
+def test_status_command_prints_text(server, healthy_client):
     result = CliRunner().invoke(status_command, ["--connection-file", str(server.file)])
     assert "cpu:0" in result.output
-    assert str(healthy.attached.process) in result.output
-    assert healthy.attached.session[:8] in result.output
+    assert str(healthy_client.attached.process) in result.output
+    assert healthy_client.attached.session[:8] in result.output
 
 
-def test_an_executor_that_dies_is_replaced(own_server, registry, wait_for, exists):
+def test_dead_executor_is_replaced(own_server, registry, wait_for, exists):
     server = own_server("--journal-gib", "0")
     (opened,) = open_connections(server.settings(), registry)
     os.kill(opened.attached.process, signal.SIGKILL)
@@ -206,7 +206,7 @@ def test_sigterm_lets_sessions_end_first(own_server, registry, ask, wait_for, ex
     assert not Path(opened.url.removeprefix("unix://")).parent.exists()
 
 
-def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
+def test_sigterm_wait_is_bounded(own_server, registry, exists):
     server = own_server("--drain-seconds", "0.2")
     (opened,) = open_connections(server.settings(), registry)
     assert server.stop(signal.SIGINT) == 0
@@ -224,7 +224,7 @@ def test_a_signal_does_not_wait_for_ever(own_server, registry, exists):
     ],
     ids=["network", "tls", "token"],
 )
-def test_what_would_be_unsafe_is_refused_with_advice(tmp_path, python, plain_environment, arguments, advice):
+def test_unsafe_serve_options_are_refused_with_advice(tmp_path, python, plain_environment, arguments, advice):
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", tmp_path / "file", *arguments]
     result = python.run(*command, env=plain_environment)
     assert result.returncode == 1
@@ -233,8 +233,8 @@ def test_what_would_be_unsafe_is_refused_with_advice(tmp_path, python, plain_env
     assert not (tmp_path / "file").exists()
 
 
-def test_a_signal_that_reaches_another_thread_stops_the_server(own_server):
-    """The kernel chooses the thread; handlers of Python run in the main one alone, which must notice."""
+def test_signal_in_other_thread_stops_server(own_server):
+    """The kernel chooses the thread. Python's handlers run in the main thread, which must notice."""
     server = own_server("--drain-seconds", "0.2")
     threads = {int(thread.name) for thread in Path(f"/proc/{server.process.pid}/task").iterdir()} - {server.process.pid}
     assert ctypes.CDLL(None).tgkill(server.process.pid, min(threads), signal.SIGTERM) == 0
@@ -255,7 +255,7 @@ main()
 """
 
 
-def test_a_signal_whose_exception_is_lost_in_a_finalizer_stops_the_server(python, plain_environment, tmp_path):
+def test_signal_lost_in_finalizer_stops_server(python, plain_environment, tmp_path):
     done = python.run(
         "-c", LOST, "serve", "--connection-file", tmp_path / "file", env=plain_environment, timeout=SECONDS
     )

@@ -66,8 +66,8 @@ def client_of(server, scheme):
 
 
 @pytest.fixture(scope="module")
-def served(python, plain_environment, tmp_path_factory, folder):
-    """Return a function that runs a program as a client of a server with one place. Its `server` is that server."""
+def run_client(python, plain_environment, tmp_path_factory, folder):
+    """Return a function that runs a client program of a server for one session. `server`: that server."""
     options = [*OPTIONS, "--save-weights", str(folder)]
     server = start_server(python.start, tmp_path_factory.mktemp("server"), *options, env=plain_environment)
 
@@ -83,13 +83,13 @@ def served(python, plain_environment, tmp_path_factory, folder):
     ("scheme", "end"),
     [("tcp", "return"), ("http", "exception"), ("http", "waiting thread"), ("tcp", "shut_down")],
 )
-def test_busy_session_ends_with_its_program(served, scheme, end):
-    before = served.server.log.read_text().count("a program was stopped")
-    first = served(BUSY + ENDS[end], scheme)
+def test_busy_session_ends_with_its_program(run_client, scheme, end):
+    before = run_client.server.log.read_text().count("a program was stopped")
+    first = run_client(BUSY + ENDS[end], scheme)
     assert first.stdout.startswith("0.001"), first.stderr
-    second = served(SUCCESSOR, scheme)
+    second = run_client(SUCCESSOR, scheme)
     assert second.stdout == "6.0\n", second.stderr
-    assert served.server.log.read_text().count("a program was stopped") == before + 1
+    assert run_client.server.log.read_text().count("a program was stopped") == before + 1
 
 
 @pytest.mark.parametrize("options", [("--lease-seconds", "0"), ("--tls-self-signed",)], ids=["no lease", "tls"])
@@ -104,14 +104,14 @@ def test_busy_session_ends_without_lease_and_under_tls(options, own_server, pyth
     assert "a program was stopped" in server.log.read_text()
 
 
-def test_interrupted_save_is_written_after_the_program_ends(served, folder):
-    ended = served(SAVING.format(device=0, saver=0))
+def test_interrupted_save_is_written_after_the_program_ends(run_client, folder):
+    ended = run_client(SAVING.format(device=0, saver=0))
     assert "interrupted" in ended.stdout, ended.stderr
-    assert served(SUCCESSOR).stdout == "6.0\n"
+    assert run_client(SUCCESSOR).stdout == "6.0\n"
     assert load_file(folder / "default" / "last.safetensors")["w"].tolist() == [[2.0] * 3] * 2
 
 
-def test_pool_session_ends_at_once_or_after_a_requested_file(own_server, python, plain_environment, tmp_path):
+def test_pool_session_ends_immediately_or_after_requested_file(own_server, python, plain_environment, tmp_path):
     server = own_server("--device", "all", *OPTIONS, "--save-weights", str(tmp_path))
     client = plain_environment | client_of(server, "tcp")
     for program in (BUSY.replace("accelerator:0", "accelerator:1"), SAVING.format(device=1, saver=2)):
@@ -128,10 +128,10 @@ def test_own_executor_writes_a_requested_file_before_it_ends(python, plain_envir
     assert load_file(tmp_path / "last.safetensors")["w"].tolist() == [[2.0] * 3] * 2
 
 
-def test_client_of_a_full_server_logs_its_wait_once(served, python, plain_environment, tmp_path):
-    environment = plain_environment | client_of(served.server, "tcp")
+def test_client_of_a_full_server_logs_its_wait_once(run_client, python, plain_environment, tmp_path):
+    environment = plain_environment | client_of(run_client.server, "tcp")
     log, holding = tmp_path / "stderr", BUSY.split("for", maxsplit=1)[0] + "input()"
-    before = served.server.log.read_text().count("why=busy")
+    before = run_client.server.log.read_text().count("why=busy")
     with (
         python.start_talking("-c", holding, env=environment) as holder,
         log.open("w") as stderr,
@@ -140,7 +140,7 @@ def test_client_of_a_full_server_logs_its_wait_once(served, python, plain_enviro
         assert holder.stdout.readline()
         waiting = python.start("-c", SUCCESSOR, env=environment, stderr=stderr, stdout=stdout)
         wait_for(lambda: "waiting up to 30 s" in log.read_text(), "the client's line")
-        wait_for(lambda: served.server.log.read_text().count("why=busy") > before, "the server's line")
+        wait_for(lambda: run_client.server.log.read_text().count("why=busy") > before, "the server's line")
         time.sleep(1.0)
         holder.stdin.write("\n")
         holder.stdin.flush()
@@ -149,7 +149,7 @@ def test_client_of_a_full_server_logs_its_wait_once(served, python, plain_enviro
         assert stdout.read() == "6.0\n"
     (line,) = log.read_text().splitlines()
     assert "1 of at most 1 sessions" in line
-    assert served.server.log.read_text().count("why=busy") == before + 1
+    assert run_client.server.log.read_text().count("why=busy") == before + 1
 
 
 def test_refusal_of_a_full_server_names_the_remaining_lease(own_server, python, plain_environment):

@@ -32,7 +32,7 @@ CLONE = form("clone", T, memory_format=Enumerated("memory_format", "contiguous_f
 
 
 def template(calls, inputs, outputs, consumed=()):
-    """A template of calls, which are forms with their references."""
+    """Return a template of calls, given as forms with their references."""
     forms = tuple([one for one, _ in calls])
     references = tuple([reference for _, found in calls for reference in found])
     made = Template(forms, tuple(range(len(forms))), references, tuple(range(inputs)), outputs, consumed)
@@ -40,7 +40,7 @@ def template(calls, inputs, outputs, consumed=()):
 
 
 def decode(consumed):
-    """Query, keys, values, and a row of each: attention over both caches, which are returned."""
+    """Return a template of attention over two caches and the appends to them."""
     calls = [(APPEND, (1, 3, 5)), (APPEND, (2, 4, 6)), (ATTEND, (0, 5, 6, 7))]
     return template(calls, 5, (5, 6, 7), consumed)
 
@@ -70,7 +70,7 @@ def _library():
 
 
 class Session:
-    """A session's values; `grows`: whether appends are done in place."""
+    """A session's values. `grows`: appends are done in place."""
 
     def __init__(self, grows):
         self.values, self.grows, self.submissions = ValueTable(), grows, 0
@@ -88,8 +88,8 @@ class Session:
         return value.shape, value.stride(), value.storage_offset(), value
 
 
-class Pair:
-    """The same session twice: with growth, and as it would be without."""
+class SessionPair:
+    """The same session twice, with in-place appends and without."""
 
     def __init__(self, seed, dtype=torch.float32):
         self.draw, self.dtype = random.Random(seed), dtype
@@ -136,19 +136,19 @@ class Pair:
         return made
 
 
-def copied():
+def copied_bytes():
     return growing.copied_bytes()[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_copied_for_a_token_do_not_grow(dtype):
-    pair = Pair(0, dtype)
+    pair = SessionPair(0, dtype)
     keys, values = (pair.upload(2, HEADS, BEGIN, WIDTH) for _ in range(2))
     copies = []
     for _ in range(100):
-        before = copied()
+        before = copied_bytes()
         keys, values, attended = pair.token(keys, values)
-        copies.append(copied() - before)
+        copies.append(copied_bytes() - before)
         pair.compare(attended)
     whole = 2 * 2 * HEADS * BEGIN * WIDTH * dtype.itemsize
     assert copies[0] == whole, "the first append makes the buffers"
@@ -157,7 +157,7 @@ def test_bytes_copied_for_a_token_do_not_grow(dtype):
 
 
 def test_capacity_counts_as_memory():
-    pair = Pair(0)
+    pair = SessionPair(0)
     keys, values, _ = pair.token(*(pair.upload(2, HEADS, BEGIN, WIDTH) for _ in range(2)))
     ours, theirs = pair.sessions
     assert ours.values.bytes_of(storage_of(keys)) > theirs.values.bytes_of(storage_of(keys))
@@ -166,9 +166,9 @@ def test_capacity_counts_as_memory():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_equal_dense_tensors(seed):
-    """Caches are kept, read, cropped, written through views, and appended to twice; each cache is one of several."""
-    pair = Pair(seed)
-    draw, first, caches = pair.draw, copied(), []
+    """Programs keep, read, crop, and write through views of several caches, and append twice."""
+    pair = SessionPair(seed)
+    draw, first, caches = pair.draw, copied_bytes(), []
     caches.append([pair.upload(2, HEADS, BEGIN, WIDTH) for _ in range(2)])
     for _ in range(40):
         at = draw.randrange(len(caches))
@@ -188,16 +188,16 @@ def test_random_programs_equal_dense_tensors(seed):
         elif action == "read":
             pair.compare(draw.choice(cache))
         else:
-            _other(pair)
+            _some_tokens(pair)
         for dropped in caches[:-4]:
             pair.free(*dropped)
         del caches[:-4]
-    assert copied() > first
+    assert copied_bytes() > first
     pair.compare(*[one for cache in caches for one in cache])
 
 
-def _other(pair):
-    """Some tokens of a cache whose heads follow its positions."""
+def _some_tokens(pair):
+    """Return some tokens of a cache whose heads come after its positions."""
     cache = pair.upload(2, BEGIN, HEADS, WIDTH)
     for length in range(BEGIN + 1, BEGIN + 5):
         q, row = pair.upload(2, HEADS, 1, WIDTH), pair.upload(2, 1, HEADS, WIDTH)
@@ -209,26 +209,26 @@ def _other(pair):
 
 
 def test_products_of_growing_batch_round_as_dense():
-    """The batch of the dense tensor is contiguous, so its product takes the transposed matrices as they are."""
+    """A dense batch is contiguous, so its product uses the transposed matrices without a copy."""
     product = [(APPEND, (1, 2, 3)), (TRANSPOSE, (3, 4)), (form("matmul", T, T), (0, 4, 5))]
-    compiled, pair = template(product, 3, (3, 5)), Pair(0, torch.float64)
+    compiled, pair = template(product, 3, (3, 5)), SessionPair(0, torch.float64)
     query, cache, row = pair.upload(2, 101, 5, 48), pair.upload(2, 100, 32, 48), pair.upload(2, 1, 32, 48)
-    first = copied()
+    first = copied_bytes()
     made = pair.run(compiled, [query, cache, row], [pair.new(), pair.new()], [1, 2, 3])
-    assert copied() > first
+    assert copied_bytes() > first
     pair.compare(made[1])
 
 
-def test_products_run_under_a_precision_of_one_backend():
+def test_growing_products_run_under_precision_of_one_backend():
     products = torch.backends.mkldnn.matmul
     before, products.fp32_precision = products.fp32_precision, "tf32"
     try:
-        _other(Pair(0))
+        _some_tokens(SessionPair(0))
     finally:
         products.fp32_precision = before
 
 
-def test_programs_that_show_strides_or_write_do_not_grow():
+def test_programs_that_read_strides_or_write_do_not_grow():
     as_strided = form("as_strided", T, ListArg((S, S)), ListArg((S, S)))
     for more, outputs in (
         ([(as_strided, (2, 3))], (2, 3)),  # reads the memory
@@ -250,7 +250,7 @@ def test_programs_that_show_strides_or_write_do_not_grow():
 
 def test_programs_may_append_twice():
     twice = template([(APPEND, (0, 1, 2)), (APPEND, (2, 1, 3))], 2, (3,))
-    pair = Pair(0)
+    pair = SessionPair(0)
     cache, row = pair.upload(2, HEADS, BEGIN, WIDTH), pair.upload(2, HEADS, 1, WIDTH)
     for _ in range(3):
         (cache,) = pair.run(twice, [cache, row], [pair.new()], [2, 2])
@@ -259,7 +259,7 @@ def test_programs_may_append_twice():
 
 def test_growth_ends_if_results_are_read_dense():
     alone = template([(APPEND, (0, 1, 2))], 2, (2,))
-    pair = Pair(0)
+    pair = SessionPair(0)
     cache, row = pair.upload(2, HEADS, BEGIN, WIDTH), pair.upload(2, HEADS, 1, WIDTH)
     for _ in range(100):
         (cache,) = pair.run(alone, [cache, row], [pair.new()], [2])

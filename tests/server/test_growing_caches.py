@@ -21,8 +21,11 @@ def _library():
     native_replay.LIBRARY.build()
 
 
-def decoded(device, dim=2, disturb=None, each=None):
-    """All that a loop with a cache of a user's own shows. `dim`: in which the cache grows. `disturb`: called once, `each`: after each step."""
+def decode(device, dim=2, disturb=None, each=None):
+    """Return all results of a loop with a user's cache.
+
+    `dim`: growing dimension. `disturb`: called once. `each`: called after each step.
+    """
     torch.manual_seed(0)
     shape = [2, HEADS, BEGIN, WIDTH] if dim == 2 else [2, BEGIN, HEADS, WIDTH]
     state = SimpleNamespace(seen=[], device=device, dim=dim, copied=[])
@@ -45,7 +48,7 @@ def decoded(device, dim=2, disturb=None, each=None):
     return [*state.seen, state.keys.cpu(), state.values.cpu()]
 
 
-def equal(ours, theirs):
+def assert_equal_results(ours, theirs):
     return all(
         torch.equal(torch.as_tensor(a).cpu(), torch.as_tensor(b).cpu()) for a, b in zip(ours, theirs, strict=True)
     )
@@ -56,18 +59,18 @@ def crop(state):
     state.keys, state.values = (one.narrow(state.dim, 0, length) for one in (state.keys, state.values))
 
 
-def write_into_a_kept_view(state):
+def write_to_held_view(state):
     kept, state.keys = state.keys, torch.cat((state.keys, state.keys.narrow(state.dim, 0, 1)), state.dim)
     state.values = torch.cat((state.values, state.values.narrow(state.dim, 0, 1)), state.dim)
     kept[0].mul_(2.0)
     state.seen.append(kept.cpu())
 
 
-def write_into_the_cache(state):
+def write_to_cache(state):
     state.keys[:, 0].zero_()
 
 
-def go_on_with_a_copy(state):
+def continue_with_copy(state):
     copied = copy.deepcopy(state.keys)
     state.seen += [state.keys.cpu(), copied.cpu()]
     state.keys = copied
@@ -78,12 +81,12 @@ def reorder(state):
     state.keys, state.values = state.keys.index_select(0, order), state.values.index_select(0, order)
 
 
-def look_at_the_layout(state):
+def read_layout(state):
     state.seen += [torch.tensor(state.keys.stride()), state.keys.reshape(2, -1).sum().cpu()]
     state.seen.append(state.keys.as_strided((4, 8), (8, 1)).cpu())
 
 
-def keep(state):
+def hold_cache(state):
     state.seen.append(state.keys)
 
 
@@ -94,16 +97,16 @@ def fetch(state):
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize(
     "disturb",
-    [crop, write_into_a_kept_view, write_into_the_cache, go_on_with_a_copy, reorder, look_at_the_layout],
+    [crop, write_to_held_view, write_to_cache, continue_with_copy, reorder, read_layout],
     ids=lambda one: one.__name__,
 )
 def test_disturbed_cache_equals_local(dim, disturb):
-    assert equal(decoded(REMOTE, dim, disturb), decoded("cpu", dim, disturb))
+    assert assert_equal_results(decode(REMOTE, dim, disturb), decode("cpu", dim, disturb))
 
 
-@pytest.mark.parametrize("each", [keep, fetch], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("each", [hold_cache, fetch], ids=lambda one: one.__name__)
 def test_caches_equal_local(each):
-    assert equal(decoded(REMOTE, each=each), decoded("cpu", each=each))
+    assert assert_equal_results(decode(REMOTE, each=each), decode("cpu", each=each))
 
 
 def test_bytes_copied_for_a_token_do_not_grow_with_the_cache():
@@ -113,8 +116,8 @@ def test_bytes_copied_for_a_token_do_not_grow_with_the_cache():
         counted.append(state.copied[-1])
 
     counted = []
-    assert equal(decoded(REMOTE), decoded("cpu"))  # from its third run on, the program is the library's
-    decoded(REMOTE, each=count)
+    assert assert_equal_results(decode(REMOTE), decode("cpu"))  # from its third run on, the program is the library's
+    decode(REMOTE, each=count)
     appended, copied = (late - early for late, early in zip(counted[-1], counted[4], strict=True))
     steps, row = STEPS - 5, 2 * 2 * HEADS * WIDTH * 4
     assert steps * row <= appended <= 2 * steps * row, "a step may have run ahead in vain"

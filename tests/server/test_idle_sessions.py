@@ -36,24 +36,24 @@ for line in sys.stdin:
 SUM = EACH // 4 // 1000 * sum(range(1000)) + sum(range(EACH // 4 % 1000))
 
 
-def executor_before(clients):
-    """The process of the clients' executor, and its memory before any of them had a value there."""
+def initial_executor(clients):
+    """Return the process id of the clients' executor, and its memory before any client had values."""
     told = [tuple(map(int, client.stdout.readline().split())) for client in clients]
     (executor,) = {pid for pid, _ in told}
     return executor, min(nbytes for _, nbytes in told)
 
 
-def takes_less(process, nbytes):
+def uses_less_memory(process, nbytes):
     return psutil.Process(process).memory_full_info().uss < nbytes
 
 
-def test_four_sessions_with_memory_for_two(own_server, python, plain_environment):
+def test_four_sessions_run_with_memory_for_two(own_server, python, plain_environment):
     sessions = 4
     server = own_server("--memory-gib", str(2 * 4 / 3 * EACH / 2**30), "--threads", "1", "--store-gib", "0")
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     clients = [python.start_talking("-c", CLIENT, str(number), env=env) for number in range(sessions)]
     try:
-        executor, empty = executor_before(clients)
+        executor, empty = initial_executor(clients)
         for step in range(1, 3):
             for number, client in enumerate(clients):
                 client.stdin.write("step\n")
@@ -61,7 +61,7 @@ def test_four_sessions_with_memory_for_two(own_server, python, plain_environment
                 total, first = json.loads(client.stdout.readline())
                 assert total == SUM + (number + step) * (EACH // 4)
                 assert first == number + step
-        assert takes_less(executor, empty + PLANS + 2 * EACH)
+        assert uses_less_memory(executor, empty + PLANS + 2 * EACH)
     finally:
         for client in clients:
             with client:  # which closes its pipes
@@ -99,7 +99,7 @@ def sessions_of(server):
 
 
 def idle_on_disk(server, count=0):
-    """True if the values of all sessions are on disk, and there are that many; 0: some."""
+    """Return True if the values of all `count` sessions are on disk, or of any if `count` is 0."""
     found = sessions_of(server)
     return len(found) == (count or len(found)) > 0 and all(one.disk and one.memory < MIB for one in found)
 
@@ -110,10 +110,10 @@ def test_evicted_idle_sessions_survive_kill(own_server, python, plain_environmen
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     clients = [python.start_talking("-c", CLIENT, str(number), env=env) for number in range(sessions)]
     try:
-        executor, empty = executor_before(clients)
+        executor, empty = initial_executor(clients)
         for step in (1, 2):
             wait_for(partial(idle_on_disk, server, sessions), "idle sessions to give way")
-            wait_for(partial(takes_less, executor, empty + PLANS), "the allocator to give freed memory back")
+            wait_for(partial(uses_less_memory, executor, empty + PLANS), "the allocator to give freed memory back")
             for number, client in enumerate(clients):
                 client.stdin.write("step\n")
                 client.stdin.flush()

@@ -8,8 +8,8 @@ from configured import configured
 REMOTE = "remote_accelerator:0"
 
 
-def drawn():
-    """Draw on the CPU and on the device in turns."""
+def draw_alternately():
+    """Draw on the CPU and on the device alternately."""
     torch.manual_seed(0)
     found = []
     for _ in range(3):
@@ -22,6 +22,6 @@ def drawn():
 
 
 def test_program_and_inline_executor_draw_as_with_a_separate_executor(embedded):
-    expected = drawn()
+    expected = draw_alternately()
     with configured(executor="inline", threads=1):
-        assert all(map(torch.equal, drawn(), expected))
+        assert all(map(torch.equal, draw_alternately(), expected))

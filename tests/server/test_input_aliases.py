@@ -46,7 +46,7 @@ def template(*steps, inputs=2, outputs=()):
         ([step("aten::set_.source_Tensor", (0, 1), (2,), (0,))], (0, 1), {2: {0, 1}}),
     ],
 )
-def test_alias_bounds(steps, written, shared):
+def test_alias_analysis_bounds_written_inputs(steps, written, shared):
     found = aliases_of(template(*steps, outputs=tuple(range(2, 5))), {LAYOUT_CALL})
     assert found.written_inputs == written
     outputs = dict(found.outputs)
@@ -56,7 +56,7 @@ def test_alias_bounds(steps, written, shared):
 
 
 def test_undecomposed_ops_return_own_memory():
-    """The exceptions among composite ops: none returns its operand, whatever that looks like."""
+    """These composite ops are exceptions: none returns its operand."""
     matrix, image = torch.randn(4, 4), torch.randn(1, 4, 4)
     functions = [
         lambda: torch.nn.functional.linear(matrix, torch.eye(4)),

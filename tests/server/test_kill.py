@@ -25,13 +25,13 @@ DEVICE = "remote_accelerator:0"
 
 
 @pytest.fixture
-def killing(serving):
-    """`djinn kill` with these arguments, as the operator of the shared server."""
+def run_kill(serving):
+    """Return a function that runs `djinn kill` as the operator of the shared server."""
     environ = {"DJINN_SERVERS": serving.urls[0], "DJINN_TOKEN": serving.token}
     return lambda *arguments: CliRunner().invoke(main, ["kill", *arguments], env=environ)
 
 
-def test_kill_ends_computing_session_with_reason(connect, url_of, killing):
+def test_kill_ends_computing_session_with_reason(connect, url_of, run_kill):
     with connect(url_of("tcp")):
         matrix = torch.full((500, 500), 0.001, device=DEVICE)
         djinn.synchronize()
@@ -50,7 +50,7 @@ def test_kill_ends_computing_session_with_reason(connect, url_of, killing):
         thread.start()
         while not only_executor().replies.pending:
             time.sleep(0.01)
-        ended = killing(name[:8])
+        ended = run_kill(name[:8])
         assert ended.exit_code == 0, ended.output
         assert f"ended session {name}" in ended.output
         thread.join()
@@ -61,13 +61,13 @@ def test_kill_ends_computing_session_with_reason(connect, url_of, killing):
         assert torch.ones(2, device=DEVICE).sum().item() == 2.0, "the executor lives on"
 
 
-def test_unknown_or_ambiguous_name_kills_nothing(connect, url_of, killing):
+def test_unknown_or_ambiguous_name_kills_nothing(connect, url_of, run_kill):
     with connect(url_of("tcp")):
         x = torch.ones(2, device=DEVICE)
-        refused = killing("nothing-begins-like-this")
+        refused = run_kill("nothing-begins-like-this")
         assert refused.exit_code == 1
         assert "no session name begins with 'nothing-begins-like-this'" in refused.output
-        assert killing("").exit_code != 0
+        assert run_kill("").exit_code != 0
         assert x.sum().item() == 2.0
 
 

@@ -22,8 +22,8 @@ CONFIG = LlamaConfig(
 
 
 @pytest.fixture(scope="module")
-def limited():
-    """The device, on an executor that may hold 64 MiB."""
+def limited_device():
+    """Yield the device on an executor with 64 MiB."""
     with configured(threads=1, memory_gib=LIMIT / 2**30):
         djinn.init()
         yield REMOTE
@@ -39,8 +39,8 @@ def prompt(seed=0):
     return torch.randint(1, 512, (8, 48), generator=torch.Generator().manual_seed(seed))
 
 
-def generated(model, ids, steps, after=lambda cache: None):
-    """The tokens and the cache of a greedy generation; `after` each token something is done with the cache."""
+def generate(model, ids, steps, after=lambda cache: None):
+    """Return the tokens and the cache of a greedy generation. `after`: called with the cache after each token."""
     cache, tokens = DynamicCache(config=CONFIG), []
     with torch.no_grad():
         for _ in range(steps):
@@ -55,13 +55,13 @@ def cache_bytes(cache):
 
 
 def fill(device, mib):
-    """Tensors that take so much memory, each used once."""
+    """Return tensors that take `mib` MiB, each used once."""
     return [torch.full((MIB // 4,), float(n)).to(device) for n in range(mib)]
 
 
-def test_freed_cache_is_restored(limited, model):
-    expected, _ = generated(model, prompt(), 6)
-    there = model.to(limited)
+def test_freed_cache_is_restored(limited_device, model):
+    expected, _ = generate(model, prompt(), 6)
+    there = model.to(limited_device)
     try:
         seen = []
 
@@ -74,7 +74,7 @@ def test_freed_cache_is_restored(limited, model):
             if len(seen) % 2:  # otherwise the next step restores it
                 assert kv.restore().resident == cache_bytes(cache)
 
-        tokens, cache = generated(there, prompt().to(limited), 6, pause)
+        tokens, cache = generate(there, prompt().to(limited_device), 6, pause)
         assert torch.equal(tokens, expected)
         assert len(seen) == 6
         assert seen[-1] >= cache_bytes(cache)
@@ -82,14 +82,14 @@ def test_freed_cache_is_restored(limited, model):
         model.to("cpu")
 
 
-def test_pinned_cache_is_not_evicted(limited, model):
-    there = model.to(limited)
+def test_pinned_cache_is_not_evicted(limited_device, model):
+    there = model.to(limited_device)
     try:
-        pinned, first = generated(there, prompt().to(limited), 3)
+        pinned, first = generate(there, prompt().to(limited_device), 3)
         kv = djinn.kv_session(first)
         assert kv.pin().pinned == cache_bytes(first)
-        _, other = generated(there, prompt(1).to(limited), 3)
-        ballast = fill(limited, 60)
+        _, other = generate(there, prompt(1).to(limited_device), 3)
+        ballast = fill(limited_device, 60)
         for _ in range(2):  # so that the other cache has had to go
             assert sum(one.sum().item() for one in ballast) == sum(range(60)) * MIB // 4
         assert kv.size().resident == kv.size().total
@@ -103,8 +103,8 @@ def test_pinned_cache_is_not_evicted(limited, model):
         model.to("cpu")
 
 
-def test_successor_of_pinned_cache_is_pinned(limited, model):
-    there = model.to(limited)
+def test_successor_of_pinned_cache_is_pinned(limited_device, model):
+    there = model.to(limited_device)
     try:
         sizes = []
 
@@ -115,18 +115,18 @@ def test_successor_of_pinned_cache_is_pinned(limited, model):
             sizes.append(found.pinned)
             assert found.pinned == found.total == cache_bytes(cache)
 
-        generated(there, prompt().to(limited), 5, pin)
+        generate(there, prompt().to(limited_device), 5, pin)
         assert sizes == sorted(set(sizes))
         assert len(sizes) == 5
     finally:
         model.to("cpu")
 
 
-def test_all_session_caches_are_found(limited, model):
-    there = model.to(limited)
+def test_all_session_caches_are_found(limited_device, model):
+    there = model.to(limited_device)
     try:
         planned = djinn.stats()["plans_made"]
-        _, cache = generated(there, prompt().to(limited), 3)
+        _, cache = generate(there, prompt().to(limited_device), 3)
         with djinn.kv_session() as kv:
             assert kv.pin().pinned == cache_bytes(cache)
         assert djinn.stats()["plans_made"] == planned, "programs are analysed, not planned"
@@ -137,17 +137,17 @@ def test_all_session_caches_are_found(limited, model):
         model.to("cpu")
 
 
-def test_oversized_pin_raises_and_loses_nothing(limited):
+def test_oversized_pin_raises_and_loses_nothing(limited_device):
     count = LIMIT // 7  # floats: two of these are more than the limit
-    large = torch.ones(count, device=limited)
+    large = torch.ones(count, device=limited_device)
     kv = djinn.kv_session([large])
     kv.pin()
-    more = torch.ones(count, device=limited)
+    more = torch.ones(count, device=limited_device)
     with pytest.raises(torch.OutOfMemoryError, match="do not fit"):
         more.sum().item()
     assert large.sum().item() == count
     kv.close()
-    again = torch.ones(count, device=limited)
+    again = torch.ones(count, device=limited_device)
     assert again.sum().item() == count
     with pytest.raises(torch.OutOfMemoryError, match="cannot pin the KV cache"):
         djinn.kv_session([large, again]).pin()
@@ -169,7 +169,7 @@ def test_pool_executors_handle_own_caches(model):
     with configured(threads=1, executors=2, memory_gib=LIMIT / 2**30, placement_policy="round_robin"):
         there = model.to(REMOTE)
         try:
-            _, cache = generated(there, prompt().to(REMOTE), 3)
+            _, cache = generate(there, prompt().to(REMOTE), 3)
             kv = djinn.kv_session(cache)
             before = kv.size()
             assert before.resident >= cache_bytes(cache)

@@ -45,8 +45,8 @@ def handle(number, view=1):
     return number << 32 | number + view
 
 
-class Program:
-    """A client's submissions, all of which have arrived before the first one runs."""
+class FakeClient:
+    """A fake client whose submissions have all arrived before the first one runs."""
 
     quota = Quota()
 
@@ -121,8 +121,8 @@ def products(program, count, inputs=None):
 
 
 def test_value_is_uploaded_again_after_it_was_freed():
-    """As by a router that copies a value to an executor for each part that reads it."""
-    program, copied = Program(), handle(9)
+    """A router copies a value to an executor for each part that reads it."""
+    program, copied = FakeClient(), handle(9)
     for factor in (2.0, 3.0):
         program.upload(copied, factor * torch.eye(4))
         made = handle(100 + int(factor))
@@ -135,7 +135,7 @@ def test_value_is_uploaded_again_after_it_was_freed():
 
 
 def test_independent_submissions_run_concurrently(monkeypatch):
-    program, both, plain = Program(), threading.Barrier(2), TemplateRun.advance
+    program, both, plain = FakeClient(), threading.Barrier(2), TemplateRun.advance
 
     def meeting(run, stop=None):
         both.wait(SECONDS)  # breaks if one run ends before the other one begins
@@ -152,15 +152,15 @@ def test_independent_submissions_run_concurrently(monkeypatch):
 
 def test_submissions_of_small_ops_run_one_after_another(monkeypatch):
     monkeypatch.setattr(lanes_module, "MIN_MEAN_OP_SECONDS", SECONDS)
-    program = Program()
+    program = FakeClient()
     products(program, 40)
     answers, runs = program.run(2, matrices(41))
     assert len(answers) == 40
     assert runs < 20, "the first ones run before the template's time is known"
 
 
-class Answering(Program):
-    """A client whose later submissions arrive after `after` answers; `later` is the number of frames that wait."""
+class AnsweringClient(FakeClient):
+    """A fake client whose later submissions arrive after `after` replies. `later`: number of waiting frames."""
 
     def __init__(self, after):
         super().__init__()
@@ -185,7 +185,7 @@ def run_waits_for(monkeypatch, number, event, seconds=SECONDS):
 
 
 def test_submission_joins_once_an_earlier_one_is_answered(monkeypatch):
-    program, plain, third = Answering(after=1), TemplateRun.finish, threading.Event()
+    program, plain, third = AnsweringClient(after=1), TemplateRun.finish, threading.Event()
     run_waits_for(monkeypatch, 2, third, 5.0)
     ended = []
 
@@ -206,7 +206,7 @@ def test_submission_joins_once_an_earlier_one_is_answered(monkeypatch):
 def test_client_that_does_not_read_keeps_no_device():
     begun = []
 
-    class Slow(Program):
+    class Slow(FakeClient):
         def send(self, frame):
             if not begun:
                 turns = self.context.device.turns
@@ -226,7 +226,7 @@ def test_client_that_does_not_read_keeps_no_device():
 
 
 def other_session(program, order):
-    """A thread that has the device once, and notes that in `order`."""
+    """Return a thread that takes the device once and appends to `order`."""
 
     def use():
         with program.context.device.turns.share():
@@ -236,7 +236,7 @@ def other_session(program, order):
 
 
 def test_waiting_session_precedes_runs_that_have_not_begun(monkeypatch):
-    program, order, plain = Program(), [], TemplateRun.advance
+    program, order, plain = FakeClient(), [], TemplateRun.advance
 
     waiting = other_session(program, order)
 
@@ -258,7 +258,7 @@ def test_waiting_session_precedes_runs_that_have_not_begun(monkeypatch):
 
 
 def test_uploads_wait_while_another_session_waits(monkeypatch):
-    program, order, plain, leave = Program(), [], ExecutorSession.take_at_once, FairShare.leave
+    program, order, plain, leave = FakeClient(), [], ExecutorSession.take_at_once, FairShare.leave
 
     waiting = other_session(program, order)
 
@@ -294,7 +294,7 @@ def test_memory_of_unsent_reply_is_not_written(monkeypatch):
             scaled.set()
         return outcome
 
-    class Slow(Program):
+    class Slow(FakeClient):
         def receive(self, timeout=None):
             if len(self._frames) == 1 and not sending.is_set():
                 raise TimeoutError  # the client has not sent the last submission yet
@@ -322,7 +322,7 @@ def test_random_programs_equal_one_lane():
     for seed in range(30):
         found = []
         for lanes in (1, 3):
-            choose, program, known = random.Random(seed), Program(), list(matrices(6))
+            choose, program, known = random.Random(seed), FakeClient(), list(matrices(6))
             for number in range(40):
                 kind = choose.choice(["product", "product", "product", "scale", "transpose", "fetch"])
                 made = handle(100 + number)
@@ -347,7 +347,7 @@ def test_random_programs_equal_one_lane():
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_failing_op_does_not_poison_other_lanes(lanes):
-    program, values = Program(), matrices(5)
+    program, values = FakeClient(), matrices(5)
     values[handle(3)] = torch.ones(5, 5)
     products(program, 4)
     answers, _ = program.run(lanes, values)
@@ -356,7 +356,7 @@ def test_failing_op_does_not_poison_other_lanes(lanes):
 
 
 def test_cancelled_submission_stops_alone():
-    program = Program()
+    program = FakeClient()
     products(program, 1)
     program.cancel(2)
     products(program, 3)
@@ -365,7 +365,7 @@ def test_cancelled_submission_stops_alone():
 
 
 def test_submissions_keep_own_slots_and_inputs():
-    program, values = Program(), matrices(4)
+    program, values = FakeClient(), matrices(4)
     for number, factor in enumerate((2.0, 3.0, 4.0), start=1):
         program.submit(SCALE, [handle(number)], slots=[factor], fetch=[handle(number)])
     answers, runs = program.run(2, values)
@@ -384,7 +384,7 @@ def test_internal_error_fails_one_submission(monkeypatch, place):
         return plain(run, *given, **named)
 
     monkeypatch.setattr(TemplateRun, place, broken)
-    program = Program()
+    program = FakeClient()
     products(program, 4)
     answers, runs = program.run(2, matrices(5))
     assert runs >= 3
@@ -393,7 +393,7 @@ def test_internal_error_fails_one_submission(monkeypatch, place):
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_submissions_before_quota_end_are_answered(lanes):
-    program, values = Program(), matrices(5)
+    program, values = FakeClient(), matrices(5)
     program.quota = Quota(values=len(values) + 1)
     products(program, 4)
     with pytest.raises(QuotaExceeded):
@@ -404,7 +404,7 @@ def test_submissions_before_quota_end_are_answered(lanes):
 def test_submissions_before_a_quota_that_begins_meanwhile_are_answered(monkeypatch):
     begun, plain = threading.Event(), TemplateRun.advance
 
-    class Limited(Program):
+    class Limited(FakeClient):
         def receive(self, timeout=None):
             if len(self._frames) == 1 and not begun.is_set():
                 raise TimeoutError  # the last submission arrives after the quota has begun
@@ -426,7 +426,7 @@ def test_submissions_before_a_quota_that_begins_meanwhile_are_answered(monkeypat
 
 
 def test_fetch_precedes_later_consumption():
-    program, values = Program(), matrices(4)
+    program, values = FakeClient(), matrices(4)
     program.submit(CONSUME, [handle(1), handle(2)], [handle(100)])
     products(program, 1)
     program.fetch(handle(3))

@@ -60,8 +60,8 @@ def djinn_register_transports():
 """
 
 
-def choice(*arguments: str) -> ListenChoice:
-    """Listen options of a command line, parsed."""
+def parse_listen(*arguments: str) -> ListenChoice:
+    """Return the parsed listen options of a command line."""
     found: list[ListenChoice] = []
     command = click.command()(listen_options(lambda **given: found.append(given["listen"])))
     command.main(arguments, standalone_mode=False)
@@ -74,14 +74,14 @@ def transports():
 
 
 @pytest.fixture
-def taken():
-    """A port at which something listens."""
+def used_port():
+    """Yield a port with a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def test_transport_addresses_are_parsed():
-    addresses = choice(
+    addresses = parse_listen(
         "--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5"
     ).addresses
     assert addresses.by_transport == {
@@ -94,11 +94,11 @@ def test_transport_addresses_are_parsed():
 
 def test_older_options_are_equivalent():
     assert (
-        choice("--port", "5556", "--http-port", "0").addresses
-        == choice("--transport", "tcp=5556", "--transport", "http=0").addresses
+        parse_listen("--port", "5556", "--http-port", "0").addresses
+        == parse_listen("--transport", "tcp=5556", "--transport", "http=0").addresses
     )
-    assert choice("--host", "::1").addresses == ListenAddresses("::1")
-    assert choice("--transport", "tcp").addresses == choice("--port", "0").addresses
+    assert parse_listen("--host", "::1").addresses == ListenAddresses("::1")
+    assert parse_listen("--transport", "tcp").addresses == parse_listen("--port", "0").addresses
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_older_options_are_equivalent():
 )
 def test_invalid_listen_options_are_refused(arguments, said):
     with pytest.raises(click.BadParameter, match=said):
-        choice(*arguments)
+        parse_listen(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_invalid_listen_options_are_refused(arguments, said):
 )
 def test_contradictory_listen_options_are_refused(arguments, said):
     with pytest.raises(ConfigurationError, match=said):
-        choice(*arguments)
+        parse_listen(*arguments)
 
 
 def test_omitted_transports_do_not_listen(transports):
@@ -174,22 +174,22 @@ def test_host_name_is_advertised_with_certificate():
     assert advertised(("tcps://0.0.0.0:1",), "", by_name=True) == (f"tcps://{socket.getfqdn()}:1",)
 
 
-def test_taken_port_fails_before_start(taken, python, plain_environment, tmp_path):
-    command = ["serve", "--device", "cpu", "--port", str(taken), "--connection-file", tmp_path / "c"]
+def test_taken_port_fails_before_start(used_port, python, plain_environment, tmp_path):
+    command = ["serve", "--device", "cpu", "--port", str(used_port), "--connection-file", tmp_path / "c"]
     done = python.run("-m", "djinn_core.cli", *command, env=plain_environment)
     output = done.stdout + done.stderr
     assert done.returncode == 1
-    assert f"cannot listen for tcp at 127.0.0.1:{taken}" in output
+    assert f"cannot listen for tcp at 127.0.0.1:{used_port}" in output
     assert "Starting an executor" not in output
 
 
 @pytest.mark.parametrize("name", ["http", "https", "tcps"])
-def test_taken_transport_ports_are_detected(taken, name):
+def test_taken_transport_ports_are_detected(used_port, name):
     with pytest.raises(TransportError, match=f"for {name} at"):
-        ListenAddresses(by_transport={name: ListenAddress("", taken)}).check_ports(None)
+        ListenAddresses(by_transport={name: ListenAddress("", used_port)}).check_ports(None)
     with pytest.raises(TransportError, match="for operations at"):
-        ListenAddresses().check_ports(taken)
-    ListenAddresses(by_transport={"other": ListenAddress("", taken)}).check_ports(
+        ListenAddresses().check_ports(used_port)
+    ListenAddresses(by_transport={"other": ListenAddress("", used_port)}).check_ports(
         None
     )  # another transport's use of a port is unknown
 
@@ -203,8 +203,8 @@ def test_duplicate_port_is_detected():
         )
 
 
-def test_server_on_network_interfaces(start_python, plain_environment, tmp_path, registry):
-    """One transport at every interface, one of a third party at a port of its own, and one not at all."""
+def test_server_listens_on_network_interfaces(start_python, plain_environment, tmp_path, registry):
+    """One transport listens at each interface, one of another package at its own port, and one not at all."""
     (tmp_path / "other_transport.py").write_text(OTHER_TRANSPORT)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -244,7 +244,7 @@ def test_server_on_network_interfaces(start_python, plain_environment, tmp_path,
 
 
 def server_url(log: str) -> str:
-    """Addresses advertised to other machines, from those that are listened at."""
+    """Return addresses that are advertised to other machines, for listen addresses."""
     (line,) = [line for line in log.splitlines() if line.startswith("Listening at tcp://")]
     return f"tcp://{own_address()}:{line.rpartition(':')[2]}"
 

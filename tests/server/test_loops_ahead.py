@@ -16,24 +16,24 @@ AT = 10  # the step before which something is done to the loop
 WAITS = (0.02, 0.2, 2.0)  # seconds in which a step runs ahead; a busy machine needs more
 
 
-def counted():
+def ahead_counts():
     figures = executor_figures()
     return figures["runs_ahead"], figures["runs_ahead_dropped"]
 
 
-def after_a_wait(run, ran_ahead):
-    """Call `run` with the seconds for which its loop waits, until something has run ahead. Return the taken and dropped steps."""
+def run_until_ahead(run, ran_ahead):
+    """Call `run` with growing wait times in its loop until a step ran ahead. Return the used and dropped steps."""
     for wait in WAITS:
-        before = counted()
+        before = ahead_counts()
         run(wait)
-        taken, dropped = (now - then for now, then in zip(counted(), before, strict=True))
+        taken, dropped = (now - then for now, then in zip(ahead_counts(), before, strict=True))
         if taken >= ran_ahead:
             return taken, dropped
     pytest.fail(f"{taken} steps ran ahead, of {ran_ahead}")
 
 
-def played(device, disturb=None, wait=0.0):
-    """Results of a loop with a growing cache; `disturb` changes its state once."""
+def run_loop(device, disturb=None, wait=0.0):
+    """Return results of a loop with a growing cache. `disturb`: changes its state once."""
     torch.manual_seed(0)
     state = SimpleNamespace(x=torch.ones(128, WIDTH).to(device), cache=torch.zeros(1, WIDTH).to(device), factor=1.5)
     state.weight, state.device = (torch.randn(WIDTH, WIDTH) * 0.1).to(device), device
@@ -53,29 +53,29 @@ def played(device, disturb=None, wait=0.0):
     return found
 
 
-def written(state):
+def write_cache(state):
     state.weight.mul_(0.5)
 
 
-def written_through_a_view(state):
+def write_through_view(state):
     state.cache[2:4].zero_()
 
 
-def replaced(state):
+def replace_cache(state):
     state.cache = torch.full((3, WIDTH), 0.25).to(state.device)
 
 
-def let_go(state):
+def drop_cache(state):
     state.weight = state.weight * 2
     del state.cache
     state.cache = torch.zeros(1, WIDTH, device=state.device)
 
 
-def with_another_number(state):
+def change_number(state):
     state.factor = 0.75
 
 
-def of_another_size(state):
+def change_size(state):
     state.x = state.x[:96]
 
 
@@ -84,20 +84,20 @@ def read(state):
 
 
 @pytest.mark.parametrize(
-    "disturb", [None, written, written_through_a_view, replaced, let_go, with_another_number, of_another_size, read]
+    "disturb", [None, write_cache, write_through_view, replace_cache, drop_cache, change_number, change_size, read]
 )
 def test_loop_equals_local(embedded, disturb):
-    expected = played("cpu", disturb)
+    expected = run_loop("cpu", disturb)
 
     def run(wait):
-        assert played(embedded, disturb, wait) == expected
+        assert run_loop(embedded, disturb, wait) == expected
 
-    _, dropped = after_a_wait(run, 2)
+    _, dropped = run_until_ahead(run, 2)
     assert dropped <= 8, "one step at its end, and one where it was disturbed"
 
 
 def test_random_numbers_equal_local(embedded):
-    def drawn(device, wait=0.0):
+    def draw(device, wait=0.0):
         torch.manual_seed(3)
         weight, found = (torch.randn(WIDTH, WIDTH) * 0.1).to(device), []
         x = torch.ones(64, WIDTH).to(device)
@@ -108,12 +108,12 @@ def test_random_numbers_equal_local(embedded):
             time.sleep(wait if number == AT else 0.0)
         return found
 
-    expected = drawn("cpu")
+    expected = draw("cpu")
 
     def run(wait):
-        assert drawn(embedded, wait) == expected
+        assert draw(embedded, wait) == expected
 
-    after_a_wait(run, 1)
+    run_until_ahead(run, 1)
 
 
 def test_failure_in_run_ahead_raises_at_fetch(embedded):
@@ -133,4 +133,4 @@ def test_failure_in_run_ahead_raises_at_fetch(embedded):
             time.sleep(wait if number > STEPS - 3 else 0.0)
         assert at.item() == STEPS + 2
 
-    after_a_wait(run, 1)
+    run_until_ahead(run, 1)

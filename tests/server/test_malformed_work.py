@@ -37,8 +37,8 @@ from djinn_server.session import ExecutorSession
 RELU = Form("aten::relu", (Operand(),), (), ("new",), False)
 
 
-class Script:
-    """Stands for a connection: hands out what it was given, keeps what it gets. No socket: what is tested is the session."""
+class ScriptedConnection:
+    """A fake connection that delivers prepared frames and keeps sent frames."""
 
     def __init__(self, *frames: Frame) -> None:
         self.frames = list(frames)
@@ -58,8 +58,8 @@ class Script:
         """Nothing to close."""
 
 
-def serve(*messages: Message, body: tuple[bytearray, ...] = ()) -> Script:
-    script = Script(*(Frame(encode(m), body if isinstance(m, UploadPart) else ()) for m in messages))
+def serve(*messages: Message, body: tuple[bytearray, ...] = ()) -> ScriptedConnection:
+    script = ScriptedConnection(*(Frame(encode(m), body if isinstance(m, UploadPart) else ()) for m in messages))
     session = ExecutorSession(ExecutorContext.of(CpuRuntime()))
     with pytest.raises(EOFError):
         session.serve(PlainExecutorChannel(script))
@@ -124,7 +124,7 @@ GOOD = Submit(
 AFTERWARDS = (Submit(2, fetch=pack_handles((6,))), Submit(3, fetch=pack_handles((1 << 32 | 1,))))
 
 
-def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
+def assert_session_works(answers: list[Message], *, written: bool = False) -> None:
     made, uploaded = answers
     assert isinstance(made, Completed)
     assert isinstance(made.results[0], Failure)
@@ -133,7 +133,7 @@ def assert_goes_on(answers: list[Message], *, written: bool = False) -> None:
 
 
 def test_out_of_order_submission_ends_session() -> None:
-    script = Script(Frame(encode(Submit(7))))
+    script = ScriptedConnection(Frame(encode(Submit(7))))
     with pytest.raises(ProtocolError, match=r"submission 7 arrived after submission 0"):
         ExecutorSession(ExecutorContext.of(CpuRuntime())).serve(PlainExecutorChannel(script))
     assert not script.sent
@@ -144,7 +144,7 @@ def test_invalid_handles_fail_their_submission(message: Submit) -> None:
     refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(refused, Completed)
     assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
-    assert_goes_on(after)
+    assert_session_works(after)
 
 
 def test_internal_error_fails_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_internal_error_fails_its_submission(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(failed, Completed)
     assert [failure.kind for failure in failed.failures] == ["KeyError"]
     assert [result.kind for result in failed.results if isinstance(result, Failure)] == ["KeyError"]
-    assert_goes_on(after, written=True)
+    assert_session_works(after, written=True)
 
 
 def test_many_failures_fit_into_one_reply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_invalid_program_fails_its_results(message: Submit) -> None:
     assert isinstance(refused, Completed)
     assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
     assert all(isinstance(result, Failure) for result in refused.results)
-    assert_goes_on(after)
+    assert_session_works(after)
 
 
 @pytest.mark.parametrize("message", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS.keys())
@@ -191,7 +191,7 @@ def test_mismatched_upload_fails_its_value(message: UploadPart) -> None:
     refused, *after = serve(upload(), wrong, fetch, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(refused, Completed)
     assert [result.kind for result in refused.results if isinstance(result, Failure)] == ["ProtocolError"]
-    assert_goes_on(after)
+    assert_session_works(after)
 
 
 @pytest.mark.parametrize(
@@ -205,17 +205,17 @@ def test_mismatched_upload_fails_its_value(message: UploadPart) -> None:
     ids=str,
 )
 def test_undecodable_message_fails_its_results(changes: dict[str, object]) -> None:
-    """It writes into the uploaded value, as far as that can be read."""
+    """The readable part of the message writes into the uploaded value."""
     unreadable = msgspec.structs.replace(GOOD, **changes)
     first = GOOD.first if changes.get("first") is None else None
     refused, *after = serve(upload(), unreadable, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(refused, Completed)
     assert [failure.kind for failure in refused.failures] == ["ProtocolError"]
-    assert_goes_on(after, written=first is not None)
+    assert_session_works(after, written=first is not None)
 
 
 def test_template_is_requested_again_after_refusal() -> None:
-    """The template is bound to other values than the client believes."""
+    """The template is bound to other values than the client assumes."""
     fine = msgspec.structs.replace(GOOD, outputs=pack_handles((7,)))
     odd = Submit(2, digest=fine.digest, outputs=pack_handles((8,)), input_changes=(0, 1))
     again = Submit(3, digest=fine.digest, outputs=pack_handles((10,)), fetch=pack_handles((10,)))
@@ -236,7 +236,7 @@ def test_undecodable_template_is_refused() -> None:
     assert isinstance(asked, TemplateRequest)
     assert isinstance(refused, Completed)
     assert all(isinstance(result, Failure) for result in refused.results)
-    assert_goes_on(after, written=True)
+    assert_session_works(after, written=True)
 
 
 def test_client_refusal_poisons_results() -> None:
@@ -245,7 +245,7 @@ def test_client_refusal_poisons_results() -> None:
     refused, *after = serve(upload(), message, *AFTERWARDS, body=(bytearray(8),)).sent
     assert isinstance(refused, Completed)
     assert [(f.kind, f.message) for f in refused.results] == [("UnsupportedOperation", "too large to send")]
-    assert_goes_on(after, written=True)
+    assert_session_works(after, written=True)
 
 
 def test_indescribable_results_are_refused() -> None:
@@ -277,7 +277,7 @@ def test_disallowed_ops_are_refused(name: str) -> None:
 
 
 def test_valid_work_is_done() -> None:
-    """So that the refusals above are not refusals of everything."""
+    """Show that not all work is refused in these tests."""
     data = torch.tensor([-1.0, 2.0])
     template = Template((RELU,), (0,), (0, 1), (0,), (1,))
     script = serve(
@@ -321,7 +321,7 @@ def test_sessions_share_compiled_templates_without_hints(monkeypatch: pytest.Mon
     template = Template((RELU,), (0,), (0, 1), (0,), (1,))
     context = ExecutorContext.of(CpuRuntime())
     for _ in range(2):
-        script = Script(Frame(encode(submit(template, inputs=(1 << 32,), outputs=(2 << 32,)))))
+        script = ScriptedConnection(Frame(encode(submit(template, inputs=(1 << 32,), outputs=(2 << 32,)))))
         session = ExecutorSession(context)
         with pytest.raises(EOFError):
             session.serve(PlainExecutorChannel(script))
@@ -329,5 +329,5 @@ def test_sessions_share_compiled_templates_without_hints(monkeypatch: pytest.Mon
     assert compiled == [template]
     wrong = replace(submit(template, inputs=(1 << 32,), outputs=(2 << 32,)), digest=bytes(16))
     with pytest.raises(EOFError):
-        ExecutorSession(context).serve(PlainExecutorChannel(Script(Frame(encode(wrong)))))
+        ExecutorSession(context).serve(PlainExecutorChannel(ScriptedConnection(Frame(encode(wrong)))))
     assert context.device.templates.get(bytes(16)) is None

@@ -26,16 +26,16 @@ LIMIT = 64 * MIB
 
 
 @pytest.fixture(scope="module")
-def limited():
-    """The device, on an executor of this program's own that may hold 64 MiB."""
+def limited_device():
+    """Yield the device on an own executor with 64 MiB."""
     with configured(threads=1, memory_gib=LIMIT / 2**30):
         djinn.init()
         yield REMOTE
 
 
 @pytest.fixture
-def done(limited):
-    """Actions taken to keep the limit since the test began, by name."""
+def actions_since_start(limited_device):
+    """Return a function that counts memory actions of a name since the start of the test."""
     djinn.synchronize()
     before = executor_figures()
 
@@ -49,7 +49,7 @@ def peak():
     return executor_figures()["memory_run_peak"]
 
 
-def test_oversized_training_is_bitwise_equal(limited, done):
+def test_oversized_training_is_bitwise_equal(limited_device, actions_since_start):
     def trained(device):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(768, 768), nn.GELU()) for _ in range(6))).to(device)
@@ -65,16 +65,16 @@ def test_oversized_training_is_bitwise_equal(limited, done):
         return losses, [parameter.detach().cpu() for parameter in model.parameters()]
 
     losses, parameters = trained("cpu")
-    found, there = trained(limited)
+    found, there = trained(limited_device)
     assert found == losses
     assert all(torch.equal(a, b) for a, b in zip(parameters, there, strict=True))
-    assert done("evictions") > 0
-    assert done("restored_bytes") > 0
+    assert actions_since_start("evictions") > 0
+    assert actions_since_start("restored_bytes") > 0
     assert peak() <= LIMIT
 
 
-def test_restored_values_share_memory(limited, done):
-    squares = [torch.full((MIB,), float(i), device=limited) for i in range(24)]
+def test_restored_values_share_memory(limited_device, actions_since_start):
+    squares = [torch.full((MIB,), float(i), device=limited_device) for i in range(24)]
     columns = [square.view(1024, 1024)[:, :512] for square in squares]
     for column in columns:
         column.add_(0.5)
@@ -82,47 +82,47 @@ def test_restored_values_share_memory(limited, done):
         there = square.cpu().view(1024, 1024)
         assert there[:, :512].eq(i + 0.5).all()
         assert there[:, 512:].eq(i).all()
-    assert done("evictions") >= 8
+    assert actions_since_start("evictions") >= 8
 
 
-def test_unwritten_values_are_spilled_once(limited, done):
-    weights = [torch.randn(MIB).to(limited) for _ in range(20)]
+def test_unwritten_values_are_spilled_once(limited_device, actions_since_start):
+    weights = [torch.randn(MIB).to(limited_device) for _ in range(20)]
 
     def total():
         return sum(weight.sum() for weight in weights).item()
 
     first = total()
-    written = done("spilled_bytes")
+    written = actions_since_start("spilled_bytes")
     for _ in range(3):
         assert total() == first
-    assert done("restored_bytes") > 0
-    assert done("spilled_bytes") <= max(written, 20 * 4 * MIB)
+    assert actions_since_start("restored_bytes") > 0
+    assert actions_since_start("spilled_bytes") <= max(written, 20 * 4 * MIB)
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
-def test_sparse_and_nested_tensors_spill_and_return(limited, done):
+def test_sparse_and_nested_tensors_spill_and_return(limited_device, actions_since_start):
     def made(i, device):
         dense = torch.arange(float(MIB // 2), device="cpu").add(i).reshape(512, 1024).to(device)
         return [dense.to_sparse_csr(), torch.quantize_per_tensor(dense, 2.0**12, i, torch.qint32), dense.to_sparse()]
 
-    held = [made(i, limited) for i in range(8)]
+    held = [made(i, limited_device) for i in range(8)]
     for i in range(8):
         assert equal(plain(held[i]), plain(made(i, "cpu")))
-    assert done("evictions") > 0
-    assert done("restored_bytes") > 0
+    assert actions_since_start("evictions") > 0
+    assert actions_since_start("restored_bytes") > 0
     assert peak() <= LIMIT
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_sparse_memory_counts_indices_and_values(limited):
+def test_sparse_memory_counts_indices_and_values(limited_device):
     def held():
         gc.collect()
         djinn.synchronize()
         return torch.remote_accelerator.memory_allocated()
 
-    ours = [torch.arange(4096.0).to(limited).to_sparse() for _ in range(2)]
+    ours = [torch.arange(4096.0).to(limited_device).to_sparse() for _ in range(2)]
     base = held()
-    csr = torch.eye(512).to(limited).to_sparse_csr()
+    csr = torch.eye(512).to(limited_device).to_sparse_csr()
     parts = [csr.crow_indices(), csr.col_indices(), csr.values()]
     assert held() - base == sum(part.nbytes for part in parts) == 513 * 8 + 512 * 8 + 512 * 4
     del csr, parts
@@ -131,43 +131,43 @@ def test_sparse_memory_counts_indices_and_values(limited):
     assert base - held() == 4095 * (8 + 4)
 
 
-def test_failed_allocation_fails_its_op(limited):
-    kept = torch.ones(1000, device=limited)
-    huge = torch.zeros(LIMIT, device=limited)  # four times as many bytes
+def test_failed_allocation_fails_its_op(limited_device):
+    kept = torch.ones(1000, device=limited_device)
+    huge = torch.zeros(LIMIT, device=limited_device)  # four times as many bytes
     other = kept + 1
     with pytest.raises(torch.OutOfMemoryError, match=r"268,435,456 bytes do not fit.*67,108,864.*memory_gib"):
         huge.sum().item()
     assert other.sum().item() == 2000
-    assert torch.full((MIB,), 3.0, device=limited).sum().item() == 3 * MIB
+    assert torch.full((MIB,), 3.0, device=limited_device).sum().item() == 3 * MIB
 
 
-def test_failed_upload_fails_its_users(limited):
+def test_failed_upload_fails_its_users(limited_device):
     with pytest.raises(torch.OutOfMemoryError, match="out of memory for an upload"):
-        torch.zeros(2 * LIMIT, dtype=torch.uint8).to(limited).sum().item()
-    assert torch.ones(10).to(limited).sum().item() == 10
+        torch.zeros(2 * LIMIT, dtype=torch.uint8).to(limited_device).sum().item()
+    assert torch.ones(10).to(limited_device).sum().item() == 10
 
 
-def test_failing_op_under_pressure_poisons_dependants(limited, done):
-    parts = [torch.full((MIB,), float(i), device=limited) for i in range(20)]
-    bad = torch.zeros(3, device=limited)[torch.tensor([7]).to(limited)]
+def test_failing_op_under_pressure_poisons_dependants(limited_device, actions_since_start):
+    parts = [torch.full((MIB,), float(i), device=limited_device) for i in range(20)]
+    bad = torch.zeros(3, device=limited_device)[torch.tensor([7]).to(limited_device)]
     sums = torch.stack([part.sum() for part in parts])
     with pytest.raises(IndexError):
         (bad + 1).sum().item()
     assert sums.tolist() == [float(i) * MIB for i in range(20)]
-    assert done("evictions") > 0
+    assert actions_since_start("evictions") > 0
 
 
-def test_random_numbers_are_drawn_once_under_limit(limited, done):
+def test_random_numbers_are_drawn_once_under_limit(limited_device, actions_since_start):
     torch.manual_seed(3)
-    noise = [torch.randn(MIB, device=limited) for _ in range(20)]
+    noise = [torch.randn(MIB, device=limited_device) for _ in range(20)]
     again = [n * 2 for n in noise]
     torch.manual_seed(3)
     for n, twice in zip(noise, again, strict=True):
         assert torch.equal(n.cpu() * 2, twice.cpu())
-    assert done("evictions") > 0
+    assert actions_since_start("evictions") > 0
 
 
-def test_executor_memory_figures(limited):
+def test_executor_memory_figures(limited_device):
     figures = executor_figures()
     assert figures["memory_limit"] == LIMIT
     assert figures["device_total"] == LIMIT
@@ -180,15 +180,15 @@ def cache_bytes(cache):
 
 
 @pytest.mark.parametrize("ballast", [0, 56], ids=["room", "short"])
-def test_decode_cache_counts_its_bytes(limited, done, ballast):
+def test_decode_cache_counts_its_bytes(limited_device, actions_since_start, ballast):
     config = LlamaConfig(
         vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval().to(limited)
-    beside = [torch.full((MIB // 4,), 1.0).to(limited) for _ in range(ballast)]
+    model = LlamaForCausalLM(config).eval().to(limited_device)
+    beside = [torch.full((MIB // 4,), 1.0).to(limited_device) for _ in range(ballast)]
     weights = sum(p.nbytes for p in model.parameters())
-    ids = torch.randint(1, 512, (4, 20), generator=torch.Generator().manual_seed(0)).to(limited)
+    ids = torch.randint(1, 512, (4, 20), generator=torch.Generator().manual_seed(0)).to(limited_device)
     cache = DynamicCache(config=config)
     with torch.no_grad():
         for step in range(long_or(20, 48)):
@@ -197,20 +197,20 @@ def test_decode_cache_counts_its_bytes(limited, done, ballast):
             figures = executor_figures()
             assert figures["used_caches"] == cache_bytes(cache), step
             assert weights <= figures["used_weights"] < weights + 4096, step
-    assert bool(done("evictions")) is bool(ballast)
+    assert bool(actions_since_start("evictions")) is bool(ballast)
     assert all(one.sum().item() == MIB // 4 for one in beside)
 
 
-def test_cache_bytes_count_during_generation(limited):
+def test_cache_bytes_count_during_generation(limited_device):
     config = LlamaConfig(
         vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval().to(limited)
-    ids = torch.randint(1, 512, (1, 12), generator=torch.Generator().manual_seed(0)).to(limited)
+    model = LlamaForCausalLM(config).eval().to(limited_device)
+    ids = torch.randint(1, 512, (1, 12), generator=torch.Generator().manual_seed(0)).to(limited_device)
     seen, tokens = [], 480  # so many that the session forgets the kinds of values that are gone, more than once
 
-    class Watch(list):
-        """Notes what the executor counts while tokens come."""
+    class CountingStreamer(list):
+        """A streamer that stores the executor's counters at each token."""
 
         def put(self, _):
             seen.append(executor_figures()["used_caches"])
@@ -221,7 +221,7 @@ def test_cache_bytes_count_during_generation(limited):
     mask = torch.ones_like(ids)
     with torch.no_grad():
         made = model.generate(
-            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=Watch(),
+            ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=CountingStreamer(),
             return_dict_in_generate=True,
         )  # fmt: skip
     assert seen[-1] == cache_bytes(made.past_key_values)

@@ -39,7 +39,7 @@ CLEAR = Form("aten::zero_", (Operand(),), (), (), False)
 
 @attrs.define
 class Program:
-    """Steps over numbered values; `inputs` come first."""
+    """Steps over numbered values. The inputs have the first numbers."""
 
     inputs: int
     steps: list
@@ -52,7 +52,7 @@ class Program:
 
 
 class Session:
-    """A client's, with values of a megabyte each."""
+    """A client session with values of 1 MB each."""
 
     def __init__(self, ledger, number):
         self.values = ValueTable()
@@ -85,15 +85,15 @@ class Session:
 
 @pytest.fixture
 def ledger():
-    """Of a device that may hold 16 MiB, of which 2 are left to ops."""
+    """Return the memory ledger of a device with 16 MiB, 2 of them reserved for ops."""
     made = Ledger(CpuRuntime(), 16 * MIB, (FileSpill(DiskQuota()),))
     made.process = ProcessMemory(16 * MIB, None, reserve=2 * MIB)
     yield made
     made.spill_spaces[0].close()
 
 
-def one_after_the_other(count):
-    """Adds up its inputs, the first first."""
+def sum_in_order(count):
+    """Return a program that adds up its inputs in order."""
     steps, total = [], 0
     for n in range(1, count):
         steps.append((ADD, total, n, count + n))
@@ -118,7 +118,7 @@ def test_pressure_follows_held_memory(ledger):
 def test_value_used_last_is_evicted_first(ledger):
     session = Session(ledger, 1)
     given = [session.give(n) for n in range(20)]
-    program = one_after_the_other(20)
+    program = sum_in_order(20)
     for _ in range(3):
         assert session.read(session.run(program, given)) == sum(range(20))
     # The next run begins with the first ones again: what was used last is furthest from being used.
@@ -155,20 +155,20 @@ def test_idle_session_is_evicted_first(ledger):
     rests, works = Session(ledger, 1), Session(ledger, 2)
     resting = [rests.give(n) for n in range(8)]
     for _ in range(2):
-        rests.values.free([rests.run(one_after_the_other(8), resting)])
+        rests.values.free([rests.run(sum_in_order(8), resting)])
     given = [works.give(n) for n in range(6)]
     ledger.clock += 2 * UNSEEN  # steps of others
-    works.values.free([works.run(one_after_the_other(6), given)])
+    works.values.free([works.run(sum_in_order(6), given)])
     before = ledger.counts.restored
     given += [works.give(n) for n in range(6, 9)]
-    works.run(one_after_the_other(9), given, b"larger")
+    works.run(sum_in_order(9), given, b"larger")
     assert ledger.counts.restored == before
     assert all(works.is_here(handle) for handle in given[:6])
     assert [rests.read(handle) for handle in resting] == list(range(8))
 
 
 def test_results_inherit_use_of_last_run(ledger):
-    """Each run makes new storages; the step of the first ones tells when the next ones are used."""
+    """Each run makes new storages. The uses of the first ones predict those of later ones."""
     session = Session(ledger, 1)
     make, use = Program(1, [(RELU, 0, 1)]), Program(1, [(NEG, 0, 1)])
     source = session.give(1)
@@ -186,7 +186,7 @@ def test_results_inherit_use_of_last_run(ledger):
 
 
 def fan(width, between=()):
-    """Makes `width` values of one, then adds them up, the last first."""
+    """Return a program that makes `width` values of one, and adds them up in reverse order."""
     steps = [((RELU, NEG, ABS, EXP)[n % 4], 0, n + 1) for n in range(width)]
     steps += between
     total = width
@@ -215,7 +215,7 @@ def test_temporaries_spill_and_return(ledger):
 
 
 def test_values_in_use_are_not_evicted_by_request():
-    """Sessions share weights of files; a program that no guard watches pauses between two ops for other sessions."""
+    """A program without a memory guard pauses between ops, while other sessions share its weights."""
     runtime = LimitedRuntime(CpuRuntime(), 0, DiskQuota())
     asks, runs = Session(runtime.ledger, 1), Session(runtime.ledger, 2)
     given = asks.give(3)
@@ -251,7 +251,7 @@ def test_full_disk_lets_weights_of_files_make_room(ledger, monkeypatch):
     def refuse(data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    session.run(one_after_the_other(2), [weight, weight])
+    session.run(sum_in_order(2), [weight, weight])
     ledger.set_source(session.values[weight], File())
     monkeypatch.setattr(ledger.spill_spaces[0], "write", refuse)
     here = [handle for handle in given if session.is_here(handle)]

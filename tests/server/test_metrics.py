@@ -150,20 +150,16 @@ def djinn_register_assignment_policies():
 
 
 @attrs.frozen
-class Watched:
-    """A server with its metrics, and the tokens of its tenants.
-
-    Attributes:
-        moved: families that had another value than 0 when they were looked at.
-    """
+class MonitoredServer:
+    """A server with metrics, and the tokens of its tenants."""
 
     server: Server
     monitor: str
     limited: str
     moved: set[str] = attrs.field(factory=set)
 
-    def look(self) -> dict[str, Metric]:
-        """The families of the server's own by name, as of now."""
+    def families(self) -> dict[str, Metric]:
+        """Return the present metric families of the server by name."""
         url = re.search(r"Operations at (\S+):", self.server.log.read_text())[1]
         request = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {self.monitor}"})
         with urllib.request.urlopen(request, timeout=SECONDS) as response:
@@ -172,8 +168,8 @@ class Watched:
         return families
 
     def value(self, name: str, **labels: str) -> float:
-        """Sum of the values that have these labels."""
-        samples = self.look()[f"djinn_executor_{name}"].samples
+        """Return the sum of the values with these labels."""
+        samples = self.families()[f"djinn_executor_{name}"].samples
         return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
     def settings(self, **settings: object) -> Settings:
@@ -182,7 +178,7 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def watched(python, tmp_path_factory, plain_environment):
+def monitored_server(python, tmp_path_factory, plain_environment):
     folder = tmp_path_factory.mktemp("watched")
     table = folder / "tokens.json"
 
@@ -205,25 +201,29 @@ def watched(python, tmp_path_factory, plain_environment):
     (folder / "models").mkdir()
     save_file({"ones": torch.ones(1024)}, folder / "models" / "model.safetensors")
     server = start_server(python.start, folder, *options, env=environment)
-    yield Watched(server, monitor, limited)
+    yield MonitoredServer(server, monitor, limited)
     assert server.stop() == 0, server.log.read_text()
 
 
 @contextlib.contextmanager
-def session(watched: Watched, token: str = "", scheme: str = "tcp", **settings: object) -> Iterator[None]:
-    """`remote_accelerator` is an executor of the server."""
+def session(
+    monitored_server: MonitoredServer, token: str = "", scheme: str = "tcp", **settings: object
+) -> Iterator[None]:
+    """Connect `remote_accelerator` to the server."""
     given = {"device": "0", "disable": ("local",), **settings}
-    with configured(servers=[watched.server.url(scheme)], token=token or watched.server.token, **given):
+    with configured(
+        servers=[monitored_server.server.url(scheme)], token=token or monitored_server.server.token, **given
+    ):
         djinn.init()
         yield
         djinn.synchronize()
-        watched.look()
+        monitored_server.families()
 
 
 @contextlib.contextmanager
-def raw(watched: Watched, registry: object, **settings: object) -> Iterator[object]:
-    """The connection of a session, without a client."""
-    (opened,) = connecting.open_connections(watched.settings(**settings), registry)
+def raw_connection(monitored_server: MonitoredServer, registry: object, **settings: object) -> Iterator[object]:
+    """Yield the connection of a session, without a client."""
+    (opened,) = connecting.open_connections(monitored_server.settings(**settings), registry)
     yield opened.connection
     opened.connection.send(Frame(encode(Goodbye())))
     opened.connection.close()
@@ -237,7 +237,7 @@ def gpt2():
     return AutoModelForCausalLM.from_config(config)
 
 
-def generated(model, cache, tokens):
+def generate(model, cache, tokens):
     ids = torch.ones(4, 64, dtype=torch.long).to(REMOTE)
     with torch.no_grad():
         for _ in range(tokens):
@@ -245,7 +245,7 @@ def generated(model, cache, tokens):
             assert ids.tolist()
 
 
-def trained(steps):
+def train(steps):
     model = torch.nn.Sequential(*[torch.nn.Linear(768, 768) for _ in range(6)]).to(REMOTE)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3, foreach=False)
     data = torch.randn(256, 768).to(REMOTE)
@@ -257,7 +257,7 @@ def trained(steps):
         loss.item()
 
 
-def repeated(value, step):
+def repeat(value, step):
     for _ in range(RUNS):
         result = value
         for _ in range(CHAIN):
@@ -266,32 +266,32 @@ def repeated(value, step):
     return found / len(value)
 
 
-def kill_executor(watched, number):
-    (status,) = ask_servers(watched.settings()).values()
+def kill_executor(monitored_server, number):
+    (status,) = ask_servers(monitored_server.settings()).values()
     os.kill(status.executors[number].process, signal.SIGKILL)
 
 
-def executors_die_and_connections_break(watched):
-    with session(watched, device="1"):
+def executors_die_and_connections_break(monitored_server):
+    with session(monitored_server, device="1"):
         ones = torch.ones(4).to(REMOTE)
         assert ones.sum().item() == 4
-        kill_executor(watched, 1)
+        kill_executor(monitored_server, 1)
         assert (ones + 2).sum().item() == 12
         break_connection()
         assert (ones + 3).sum().item() == 16
-        watched.look()
-        for journal in (watched.server.file.parent / "state" / "journals").glob("*.journal"):
+        monitored_server.families()
+        for journal in (monitored_server.server.file.parent / "state" / "journals").glob("*.journal"):
             journal.write_bytes(b"what a failing disk leaves")
-        kill_executor(watched, 1)
+        kill_executor(monitored_server, 1)
         with pytest.raises(SessionLost):
             (ones + 4).sum().item()
-        wait_for(lambda: watched.value("up", executor="1", tenant="default"), "the next executor")
+        wait_for(lambda: monitored_server.value("up", executor="1", tenant="default"), "the next executor")
         djinn.shut_down()
         djinn.init()
 
 
-def programs_are_compiled(watched):
-    with session(watched):
+def programs_are_compiled(monitored_server):
+    with session(monitored_server):
         ones = torch.ones(65536).to(REMOTE)
         for step, expected, metric in (
             (lambda x: x + 1, 1 + CHAIN, "compiled_templates"),
@@ -299,15 +299,15 @@ def programs_are_compiled(watched):
             (lambda x: x * 1, 1, "compilation_failures"),
         ):
             for _ in range(20):
-                assert repeated(ones, step) == expected
-                if watched.value(metric):
+                assert repeat(ones, step) == expected
+                if monitored_server.value(metric):
                     break
-            assert watched.value(metric), metric
-        assert watched.value("compiled_runs") > 0
+            assert monitored_server.value(metric), metric
+        assert monitored_server.value("compiled_runs") > 0
 
 
-def ops_fail_and_programs_are_stopped(watched):
-    with session(watched):
+def ops_fail_and_programs_are_stopped(monitored_server):
+    with session(monitored_server):
         counted = torch.arange(4.0).to(REMOTE)
         assert counted.unique().tolist() == [0, 1, 2, 3]  # whose size is not known before
         outside = counted[torch.tensor([10]).to(REMOTE)]
@@ -320,96 +320,105 @@ def ops_fail_and_programs_are_stopped(watched):
         with pytest.raises(DeadlineExceeded), djinn.deadline(0.3):
             matrix.sum().item()
         assert counted.sum().item() == 6
-        wait_for(lambda: watched.value("submissions_stopped"), "the end of a program that was given up")
-        assert watched.value("op_failures", cause="stopped") > 0
-        assert watched.value("op_failures", cause="other") > 0
+        wait_for(lambda: monitored_server.value("submissions_stopped"), "the end of a program that was given up")
+        assert monitored_server.value("op_failures", cause="stopped") > 0
+        assert monitored_server.value("op_failures", cause="other") > 0
 
 
-def executors_exchange_values(watched):
-    with session(watched, device="", placement_policy="round_robin"):
+def executors_exchange_values(monitored_server):
+    with session(monitored_server, device="", placement_policy="round_robin"):
         counted = torch.arange(4.0).to(REMOTE)
         for _ in range(10):
             counted = counted + 1
         assert counted.tolist() == [10 + n for n in range(4)]
-    with session(watched, scheme="http"):  # through the gateway
+    with session(monitored_server, scheme="http"):  # through the gateway
         assert torch.ones(4, device=REMOTE).sum().item() == 4
 
 
-def weights_are_read(watched):
-    with session(watched):
+def weights_are_read(monitored_server):
+    with session(monitored_server):
         weights = djinn.open_weights("file:model.safetensors")
         ones, again = weights["ones"], weights["ones"]
         assert (ones + again).sum().item() == 2048
-        assert watched.value("weight_reads") == 1
-        assert watched.value("weight_read_bytes") == watched.value("shared_weight_hit_bytes") == 4096
-        assert watched.value("shared_weight_bytes") == 4096
-        assert watched.value("shared_weight_hits") == 1
+        assert monitored_server.value("weight_reads") == 1
+        assert monitored_server.value("weight_read_bytes") == monitored_server.value("shared_weight_hit_bytes") == 4096
+        assert monitored_server.value("shared_weight_bytes") == 4096
+        assert monitored_server.value("shared_weight_hits") == 1
 
 
-def models_run_in_little_memory(watched):
-    with session(watched, watched.limited):
+def models_run_in_little_memory(monitored_server):
+    with session(monitored_server, monitored_server.limited):
         model, cache = gpt2().to(REMOTE), DynamicCache()
-        generated(model, cache, 8)
+        generate(model, cache, 8)
         held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        assert watched.value("kv_cache_bytes", tenant="alice") == held
-        assert watched.value("value_bytes", kind="caches") == held
-        assert watched.value("value_bytes", kind="weights") == sum(one.nbytes for one in model.parameters())
-        assert watched.value("phase_sessions", phase="llm_decode") == 1
+        assert monitored_server.value("kv_cache_bytes", tenant="alice") == held
+        assert monitored_server.value("value_bytes", kind="caches") == held
+        assert monitored_server.value("value_bytes", kind="weights") == sum(one.nbytes for one in model.parameters())
+        assert monitored_server.value("phase_sessions", phase="llm_decode") == 1
         with djinn.kv_session(cache) as kv:
             kv.pin()
-            assert watched.value("kv_cache_pinned_bytes") == held
+            assert monitored_server.value("kv_cache_pinned_bytes") == held
         ballast = [torch.full((MIB,), float(i), device=REMOTE) for i in range(24)]
         djinn.synchronize()
-        assert watched.value("memory_pressure_level") == 2
-        assert 0 < watched.value("evicted_bytes") <= watched.value("spill_bytes")
+        assert monitored_server.value("memory_pressure_level") == 2
+        assert 0 < monitored_server.value("evicted_bytes") <= monitored_server.value("spill_bytes")
         assert sum(one.sum() for one in ballast).item() == MIB * sum(range(24))
         with pytest.raises(torch.OutOfMemoryError):
             torch.zeros(64 * MIB, device=REMOTE).sum().item()
-        assert watched.value("op_failures", cause="memory") > 0
-    wait_for(lambda: watched.value("store_weights", tenant="alice"), "weights that are kept")
-    before = watched.value("store_hits", tenant="alice")
-    with session(watched, watched.limited):
-        generated(gpt2().to(REMOTE), DynamicCache(), 2)
-        assert watched.value("store_hits", tenant="alice") > before
-        trained(2)
-        phases = {s.labels["phase"] for s in watched.look()["djinn_executor_phase_sessions"].samples if s.value}
+        assert monitored_server.value("op_failures", cause="memory") > 0
+    wait_for(lambda: monitored_server.value("store_weights", tenant="alice"), "weights that are kept")
+    before = monitored_server.value("store_hits", tenant="alice")
+    with session(monitored_server, monitored_server.limited):
+        generate(gpt2().to(REMOTE), DynamicCache(), 2)
+        assert monitored_server.value("store_hits", tenant="alice") > before
+        train(2)
+        phases = {
+            s.labels["phase"] for s in monitored_server.families()["djinn_executor_phase_sessions"].samples if s.value
+        }
         assert [phase for phase in phases if phase.startswith("training")]
-        wait_for(lambda: watched.value("store_evictions"), "weights that make room for others")
+        wait_for(lambda: monitored_server.value("store_evictions"), "weights that make room for others")
 
 
-def dialled(registry, url):
+def dial_url(registry, url):
     connection = transport_for(url, registry.transports).connect(url, Limits(), SECONDS)
     return contextlib.closing(connection)
 
 
-def clients_are_refused(watched, registry):
+def clients_are_refused(monitored_server, registry):
     for hint, refused in (("fail", contextlib.nullcontext()), ("no", pytest.raises(AccessRefused))):
-        with refused, raw(watched, registry, assignment_hint=hint):
+        with refused, raw_connection(monitored_server, registry, assignment_hint=hint):
             pass
-    waiting = lambda: watched.look()["djinn_gateway_unauthenticated_connections"].samples[0].value
-    with dialled(registry, watched.server.url("tcp")):  # and nothing is said
+    waiting = lambda: monitored_server.families()["djinn_gateway_unauthenticated_connections"].samples[0].value
+    with dial_url(registry, monitored_server.server.url("tcp")):  # and nothing is said
         wait_for(waiting, "a client that has not shown a token")
-    with session(watched):
-        with dialled(registry, open_connections()[0].url) as guessing:
+    with session(monitored_server):
+        with dial_url(registry, open_connections()[0].url) as guessing:
             guessing.send(Frame(encode(Attach("no-ticket", ""))))
             assert isinstance(decode(guessing.receive(SECONDS).head), Refused)
-        (killed,) = kill_session(watched.settings(), session_name()).values()
+        (killed,) = kill_session(monitored_server.settings(), session_name()).values()
         assert isinstance(killed, Killed)
         # The executor is told, but may not have acted yet: a client that left before would have ended the session itself.
-        wait_for(lambda: watched.value("sessions_closed", reason="killed"), "the end of a session that was killed")
+        wait_for(
+            lambda: monitored_server.value("sessions_closed", reason="killed"), "the end of a session that was killed"
+        )
         djinn.shut_down()
         djinn.init()
-    wait_for(lambda: not watched.value("sessions", tenant="alice"), "the end of earlier sessions")
-    assert watched.value("memory_pressure_level", tenant="alice") == 0
-    alice = {"token": watched.limited}
+    wait_for(lambda: not monitored_server.value("sessions", tenant="alice"), "the end of earlier sessions")
+    assert monitored_server.value("memory_pressure_level", tenant="alice") == 0
+    alice = {"token": monitored_server.limited}
     refused = pytest.raises((AccessRefused, TransportError), match="2 sessions")
-    with raw(watched, registry, **alice), raw(watched, registry, **alice), refused, raw(watched, registry, **alice):
+    with (
+        raw_connection(monitored_server, registry, **alice),
+        raw_connection(monitored_server, registry, **alice),
+        refused,
+        raw_connection(monitored_server, registry, **alice),
+    ):
         pass
 
 
-def a_client_contradicts_itself(watched, registry):
+def a_client_contradicts_itself(monitored_server, registry):
     first = InitialBindings((), pack_handles([GIVEN]))
-    with raw(watched, registry) as connection:
+    with raw_connection(monitored_server, registry) as connection:
 
         def answer(message, *body):
             connection.send(Frame(encode(message), body))
@@ -423,27 +432,27 @@ def a_client_contradicts_itself(watched, registry):
         done = answer(Submit(2, digest=digest_of(SQUARE), template=SQUARE, first=first, outputs=made, claims=(claim,)))
         assert isinstance(done, Completed)
         assert done.layout_mismatches
-        watched.look()
+        monitored_server.families()
 
 
 @pytest.fixture(scope="module")
-def worked(watched, registry):
-    """The families of the server after all of this. Takes long, since each part needs a session or an executor of its own."""
+def families_after_work(monitored_server, registry):
+    """Return the server's metric families after all kinds of work, each in a session or executor of its own."""
 
-    executors_die_and_connections_break(watched)
-    programs_are_compiled(watched)
-    ops_fail_and_programs_are_stopped(watched)
-    weights_are_read(watched)
-    executors_exchange_values(watched)
-    models_run_in_little_memory(watched)
-    clients_are_refused(watched, registry)
-    a_client_contradicts_itself(watched, registry)
-    return {name: family for name, family in watched.look().items() if name.startswith("djinn_")}
+    executors_die_and_connections_break(monitored_server)
+    programs_are_compiled(monitored_server)
+    ops_fail_and_programs_are_stopped(monitored_server)
+    weights_are_read(monitored_server)
+    executors_exchange_values(monitored_server)
+    models_run_in_little_memory(monitored_server)
+    clients_are_refused(monitored_server, registry)
+    a_client_contradicts_itself(monitored_server, registry)
+    return {name: family for name, family in monitored_server.families().items() if name.startswith("djinn_")}
 
 
-def test_server_work_moves_metrics(watched, worked):
-    assert len(worked) >= 100
-    assert worked.keys() - watched.moved == UNMOVED.keys() - watched.moved
+def test_server_work_moves_metrics(monitored_server, families_after_work):
+    assert len(families_after_work) >= 100
+    assert families_after_work.keys() - monitored_server.moved == UNMOVED.keys() - monitored_server.moved
 
 
 def shown(family):
@@ -453,15 +462,15 @@ def shown(family):
 @pytest.mark.parametrize(
     "file", ["packaging/monitoring/alerts.yml", "packaging/monitoring/grafana.json", "docs/servers.md"]
 )
-def test_alerts_dashboard_and_runbook_name_metrics_that_exist(watched, worked, file):
+def test_alerts_dashboard_and_runbook_name_metrics_that_exist(monitored_server, families_after_work, file):
     asked = set(re.findall(r"\b(?:djinn|process)_[a-z0-9_]+", (ROOT / file).read_text()))
-    exposed = {shown(family) for family in watched.look().values()}
+    exposed = {shown(family) for family in monitored_server.families().values()}
     assert {name.removesuffix("_bucket") for name in asked} - exposed == set()
 
 
-def test_labels_have_few_values(worked):
+def test_labels_have_few_values(families_after_work):
     labels: dict[str, set[str]] = {}
-    for family in worked.values():
+    for family in families_after_work.values():
         for sample in family.samples:
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)

@@ -68,7 +68,7 @@ def series(samples: dict[str, tuple[dict[str, str], str]]) -> list[dict[str, str
     return found
 
 
-def test_each_alert_has_its_section_in_the_runbook():
+def test_each_alert_has_runbook_section():
     headings = re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "servers.md").read_text(), re.MULTILINE)
     linked = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
     assert linked == {name: f"docs/servers.md#{name.lower()}" for name in FIRES}
@@ -76,7 +76,7 @@ def test_each_alert_has_its_section_in_the_runbook():
 
 
 @needs_promtool
-def test_each_alert_fires_when_it_should_and_none_of_a_server_that_is_well(tmp_path):
+def test_alerts_fire_only_for_their_faults(tmp_path):
     cases = {name: (samples, [name]) for name, samples in FIRES.items()} | {"well": (WELL, [])}
     query = 'count by (alertname) (ALERTS{alertstate="firing"})'
     tests = []
@@ -91,7 +91,7 @@ def test_each_alert_fires_when_it_should_and_none_of_a_server_that_is_well(tmp_p
 
 
 @needs_promtool
-def test_each_query_of_the_dashboard_is_one(tmp_path):
+def test_dashboard_queries_are_valid(tmp_path):
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
     assert len(queries) > 20
     rules = [{"record": f"query:{i}", "expr": q.replace("$__rate_interval", "5m")} for i, q in enumerate(queries)]
@@ -101,7 +101,7 @@ def test_each_query_of_the_dashboard_is_one(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_panels_of_the_dashboard_do_not_overlap():
+def test_dashboard_panels_do_not_overlap():
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]

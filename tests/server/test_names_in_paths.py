@@ -71,16 +71,16 @@ def accepts_tenant_of_a_table(name):
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
+def published_weights(tmp_path_factory):
     source = PublishedWeights(60.0)
     folder = tmp_path_factory.mktemp("published")
     source.keep_in(folder, SavedBytes(DiskQuota(), folder))
     return source
 
 
-def accepts_published(published, name):
+def accepts_published(published_weights, name):
     try:
-        published.publish(f"published:{name}", 1, 0.0).discard()
+        published_weights.publish(f"published:{name}", 1, 0.0).discard()
     except WeightsUnavailable:
         return False
     return True
@@ -90,7 +90,7 @@ def accepts_published(published, name):
 @example("..")
 @example("a\n")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_accepted_name_is_a_single_path_segment(published, tmp_path_factory, name):
+def test_accepted_name_is_a_single_path_segment(published_weights, tmp_path_factory, name):
     accepted = {
         "tenant": accepts_tenant(name),
         "tenant of a table": accepts_tenant_of_a_table(name),
@@ -98,7 +98,7 @@ def test_accepted_name_is_a_single_path_segment(published, tmp_path_factory, nam
         "log-in": is_login_name(name),
         "server of djinn connect": is_server_name(name),
         "session": journal_path(tmp_path_factory.getbasetemp(), name) is not None,
-        "published": accepts_published(published, name),
+        "published": accepts_published(published_weights, name),
     }
     plain = (
         name not in {".", ".."}
@@ -119,7 +119,7 @@ def test_calibration_file_stays_in_the_cache_directory(kind, name):
     assert found.suffix == ".json"
 
 
-class Recording:
+class RecordingSource:
     """Weight source that records the requested addresses."""
 
     name = "any"
@@ -136,7 +136,7 @@ class Recording:
     "rest", ["x@../y", "x@..", "//x@..", "x?..", "x/..?y", "..#", "x&v=..", "x:..", "..", "%2e%2e/x"]
 )
 def test_weight_reader_refuses_parent_folders_in_addresses(rest):
-    source = Recording()
+    source = RecordingSource()
     with pytest.raises(WeightsUnavailable):
         WeightReader([source]).open(f"any:{rest}")
     assert not source.asked
@@ -147,7 +147,7 @@ def test_weight_reader_refuses_parent_folders_in_addresses(rest):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache of the hub that also has files outside of the model's snapshots."""
+    """Return a hub cache that also has files outside of the model's snapshots."""
     cache = tmp_path_factory.mktemp("cache")
     model = cache / "models--org--a"
     for folder in ("", "models--org--a", "models--org--a/blobs", "models--org--a/refs", "models--org--a/snapshots"):

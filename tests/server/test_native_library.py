@@ -22,7 +22,7 @@ open(sys.argv[sys.argv.index("-o") + 1], "w").write("made")
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """A library of two files, and the log of its compiler."""
+    """Return a library of two files, and the log of its compiler."""
     sources, compiler, log = tmp_path / "package" / "csrc", tmp_path / "compiler", tmp_path / "log"
     sources.mkdir(parents=True)
     for name in ("one.cpp", "two.cpp", "both.h"):

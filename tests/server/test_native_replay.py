@@ -42,7 +42,7 @@ def form(op, *arguments, new=1, sequence=False, **named):
     return Form(f"aten::{op}", arguments, tuple(named.items()), ("new",) * new or ("none",), sequence)
 
 
-def listed(*items):
+def list_arg(*items):
     return ListArg(items)
 
 
@@ -63,33 +63,33 @@ CALLS = [
     (form("leaky_relu", T, S), (1,)),
     (form("mm", T, T), ()),
     (form("t", T), ()),
-    (form("view", T, listed(S, S)), (2, 8)),
-    (form("view", T, listed(S)), (-1,)),
+    (form("view", T, list_arg(S, S)), (2, 8)),
+    (form("view", T, list_arg(S)), (-1,)),
     (form("slice.Tensor", T, S, NONE, S), (0, 3)),
     (form("slice.Tensor", T, S, S), (0, 1)),
-    (form("sum.dim_IntList", T, listed(S), Constant(True)), (0,)),
-    (form("mean.dim", T, listed(S), dtype=Enumerated("dtype", "float64")), (-1,)),
-    (form("cat", listed(T, T)), ()),
-    (form("cat", listed(T, T), S), (1,)),
-    (form("index.Tensor", T, listed(NONE, T)), ()),
+    (form("sum.dim_IntList", T, list_arg(S), Constant(True)), (0,)),
+    (form("mean.dim", T, list_arg(S), dtype=Enumerated("dtype", "float64")), (-1,)),
+    (form("cat", list_arg(T, T)), ()),
+    (form("cat", list_arg(T, T), S), (1,)),
+    (form("index.Tensor", T, list_arg(NONE, T)), ()),
     (form("split.Tensor", T, S, new=2, sequence=True), (2,)),
     (form("max.dim", T, S, new=2, sequence=True), (0,)),
     (form("clone", T, memory_format=Enumerated("memory_format", "contiguous_format")), ()),
     (form("_to_copy", T, dtype=Enumerated("dtype", "int64"), device=SelfDevice()), ()),
     (form("empty_like", T), ()),
-    (form("roll", T, listed(S), listed(S)), (1, 0)),
+    (form("roll", T, list_arg(S), list_arg(S)), (1, 0)),
     (form("add_.Tensor", T, T, new=0), ()),
     (form("mul_.Tensor", T, S, new=0), (2,)),
     (form("zero_", T, new=0), ()),
-    (form("resize_", T, listed(S), new=0), (20,)),
+    (form("resize_", T, list_arg(S), new=0), (20,)),
     (form("mul.Tensor", T, ComplexSlot()), (0.5, 1)),
     (form("add.Scalar", T, ComplexSlot()), (0.5, 1)),
-    (form("_foreach_add_.Scalar", listed(T, T), S, new=0), (1,)),
-    (form("_foreach_mul.Scalar", listed(T, T), S, new=2, sequence=True), (3,)),
+    (form("_foreach_add_.Scalar", list_arg(T, T), S, new=0), (1,)),
+    (form("_foreach_mul.Scalar", list_arg(T, T), S, new=2, sequence=True), (3,)),
     (form("rand_like", T), ()),
     (form("is_same_size", T, T), ()),
-    (form("expand", T, listed(S, S, S)), (2, -1, -1)),
-    (form("expand", T, listed(S, S)), (4, 1.5)),
+    (form("expand", T, list_arg(S, S, S)), (2, -1, -1)),
+    (form("expand", T, list_arg(S, S)), (4, 1.5)),
 ]
 
 
@@ -137,7 +137,7 @@ class Session:
     run: object
 
     def facts(self):
-        """What a client could see."""
+        """Return the results that a client can read."""
         found = {}
         for handle, value in self.values.items():
             if isinstance(value, Poison):
@@ -171,7 +171,7 @@ def _from_the_first_run(monkeypatch):
 
 @pytest.fixture
 def native(monkeypatch):
-    """Counts the ops that the library issued; here it takes short ranges, too."""
+    """Count the ops that the library issued. Short ranges are included."""
     issued = []
     for module in (native_replay, running):
         monkeypatch.setattr(module, "MIN_STEPS", 2)
@@ -186,8 +186,8 @@ def native(monkeypatch):
     return issued
 
 
-def both(made, seed, monkeypatch):
-    """The facts after a run by the library, and after one by Python."""
+def facts_of_both(made, seed, monkeypatch):
+    """Return the facts after a run by the library, and after a run by Python."""
     there = session(made, seed, compile_template(made.template, CPU, {}))
     with monkeypatch.context() as patch:
         patch.setattr(native_replay, "BUILD_AFTER_RUNS", 1 << 30)
@@ -199,7 +199,7 @@ def both(made, seed, monkeypatch):
 def test_random_programs_equal_python_replay(length, native, monkeypatch):
     failed = 0
     for seed in range(150):
-        found, expected = both(program(seed, length), seed, monkeypatch)
+        found, expected = facts_of_both(program(seed, length), seed, monkeypatch)
         assert found == expected, seed
         failed += bool(expected[1])
     assert sum(native) > 300
@@ -207,7 +207,7 @@ def test_random_programs_equal_python_replay(length, native, monkeypatch):
 
 
 def chain(count, *forms):
-    """Unary forms one after another, from input 0 on; the last value is the output."""
+    """Return a template of successive unary forms on input 0. The last value is its output."""
     chosen = [forms[i % len(forms)] for i in range(count)]
     references = [word for i in range(count) for word in (i, i + 1)]
     return Program(Template(tuple(chosen), tuple(range(count)), tuple(references), (0,), (count,)), [], 1)
@@ -218,7 +218,7 @@ def request(outputs, inputs):
 
 
 def test_each_call_is_issued_by_library_or_python(native, monkeypatch):
-    """Alone between others, and with operands that fit it."""
+    """Run each call alone between others, with fitting operands."""
     python = {"empty_like", "is_same_size", "rand_like", "resize_", "roll"}
     for call, slots in CALLS:
         native.clear()
@@ -317,7 +317,7 @@ def test_values_of_failed_run_are_freed(native):
 @pytest.mark.parametrize("kind", ["IndexError", "NotImplementedError", "RuntimeError", "_LinAlgError"])
 def test_error_types_and_texts_equal_python(kind, monkeypatch):
     failing = {
-        "IndexError": (form("sum.dim_IntList", T, listed(S)), [7]),
+        "IndexError": (form("sum.dim_IntList", T, list_arg(S)), [7]),
         "NotImplementedError": (form("bitwise_and.Tensor", T, T), []),
         "RuntimeError": (form("linalg_cholesky_ex", T, Constant(True), new=2, sequence=True), []),  # by name alone
         "_LinAlgError": (form("linalg_cholesky_ex", T, check_errors=Constant(True), new=2, sequence=True), []),
@@ -330,7 +330,7 @@ def test_error_types_and_texts_equal_python(kind, monkeypatch):
     template = Template(forms, tuple(range(5)), (0, 1, 1, 2, 2, 3, 3, 4, *operands, *news), (0,), (4, *news))
     made = Program(template, slots, 1)
     monkeypatch.setattr(sys.modules[__name__], "inputs_of", lambda _: [-torch.eye(3)])
-    found, expected = both(made, 0, monkeypatch)
+    found, expected = facts_of_both(made, 0, monkeypatch)
     assert found == expected
     assert [failure.kind for failure in found[1]] == [kind]
 
@@ -456,8 +456,8 @@ def test_short_ranges_are_left_to_python(length):
 
 
 def test_boolean_lists_are_issued_by_library(native):
-    pair = listed(SlotArg(), SlotArg())
-    mask = listed(Constant(True), Constant(False), Constant(False))
+    pair = list_arg(SlotArg(), SlotArg())
+    mask = list_arg(Constant(True), Constant(False), Constant(False))
     numbers = Constant(None), pair, pair, pair, Constant(False), pair, SlotArg(), mask
     backward = form("convolution_backward", T, T, T, *numbers, new=3, sequence=True)
     template = Template((backward, form("neg", T)), (0, 1), (0, 1, 2, 3, 4, 5, 3, 6), (0, 1, 2), (6,))
