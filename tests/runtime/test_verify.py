@@ -124,7 +124,7 @@ def test_remote_failures_still_raise(embedded):
     assert report.checked == 1
 
 
-class WrongKernelModule(torch.nn.Module):
+class Wave(torch.nn.Module):
     """A module whose kernel is wrong on the executor."""
 
     def forward(self, x):
@@ -135,7 +135,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(3))
-        self.wave = WrongKernelModule()
+        self.wave = Wave()
 
     def forward(self, x):
         for layer in self.layers:
@@ -153,7 +153,7 @@ def test_verify_names_op_line_and_module_of_wrong_kernel(on_wrong_executor):
     assert first.op == "aten::tanh"
     assert first.module == "wave (Wave)"
     assert first.operands == ("float32[32, 8]",)
-    assert f"{__file__}:{WrongKernelModule.forward.__code__.co_firstlineno + 1} in forward" in first.site
+    assert f"{__file__}:{Wave.forward.__code__.co_firstlineno + 1} in forward" in first.site
     assert first.elements == 256
     assert 0 < first.differing <= 3
     assert 1e-6 < first.largest < 1e-2
