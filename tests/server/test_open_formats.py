@@ -26,7 +26,7 @@ def equal(ours, theirs):
     return ours.dtype is theirs.dtype and ours.shape == theirs.shape and torch.equal(ours, theirs)
 
 
-class Tied(torch.nn.Module):
+class TiedLayers(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Embedding(30, 8)
@@ -39,7 +39,7 @@ class Tied(torch.nn.Module):
 
 def test_checkpoint_equals_torch_load(tmp_path):
     torch.manual_seed(0)
-    tensors = Tied().state_dict() | {
+    tensors = TiedLayers().state_dict() | {
         "strided": torch.randn(50, 60)[::2, 3:40].t(),
         "complex": torch.randn(3, dtype=torch.complex128),
         "empty": torch.empty(0, 2),
@@ -58,9 +58,9 @@ def test_checkpoint_equals_torch_load(tmp_path):
     assert djinn.stats()["bytes_uploaded"] == 0
 
 
-def test_sharded_checkpoint_loads_model(tmp_path):
+def test_sharded_checkpoint_loads_into_model(tmp_path):
     torch.manual_seed(0)
-    model = Tied()
+    model = TiedLayers()
     names = list(model.state_dict())
     for number, name in enumerate(names):
         torch.save({name: model.state_dict()[name]}, tmp_path / f"pytorch_model-{number}.bin")
@@ -69,13 +69,13 @@ def test_sharded_checkpoint_loads_model(tmp_path):
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     weights = djinn.open_weights(f"file:{tmp_path}")
     with torch.device("meta"):
-        ours = Tied()
+        ours = TiedLayers()
     ours.load_state_dict(dict(weights), assign=True)
     ids = torch.arange(12).view(3, 4)
     assert torch.equal(ours(ids.to(REMOTE)).cpu(), model(ids))
 
 
-def test_gguf_files(tmp_path):
+def test_gguf_files_are_opened(tmp_path):
     torch.manual_seed(0)
     blocks, numbers = quantized(torch.randn(300, 64))
     tensors = {"a": torch.randn(3, 4), "b": torch.randn(5).bfloat16(), "c": torch.arange(4, dtype=torch.int32)}
@@ -97,12 +97,12 @@ def test_gguf_files(tmp_path):
 
 
 def test_pickle_with_code_is_refused(tmp_path):
-    class Runs:
+    class RunsCommand:
         def __reduce__(self):
             return eval, (f"open({str(tmp_path / 'ran')!r}, 'w')",)
 
     kept = torch.ones(3, device=REMOTE)
-    torch.save({"a": torch.ones(2), "b": Runs()}, tmp_path / "model.pt")
+    torch.save({"a": torch.ones(2), "b": RunsCommand()}, tmp_path / "model.pt")
     with pytest.raises(djinn.errors.WeightsUnavailable, match=r"names __builtin__\.eval"):
         djinn.open_weights(f"file:{tmp_path}/model.pt")
     torch.save({"a": torch.ones(2)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)

@@ -29,7 +29,7 @@ REMOTE = "remote_accelerator:0"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model's folder: linear layers, and tensors of other dtypes and shapes."""
+    """Return a model's folder with linear layers, and tensors of other dtypes and shapes."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("models")
     kinds = {
@@ -57,11 +57,11 @@ def contents(path):
 
 @pytest.fixture(scope="module")
 def cache(folder, tmp_path_factory):
-    """A cache of the hub with the same file, which executors map into memory instead of reading it."""
-    return cached(tmp_path_factory.mktemp("cache"), folder / "model.safetensors")
+    """Return a hub cache with the same file, which executors map into memory."""
+    return fill_cache(tmp_path_factory.mktemp("cache"), folder / "model.safetensors")
 
 
-def cached(cache, file):
+def fill_cache(cache, file):
     snapshot = cache / "models--org--model" / "snapshots" / "main"
     snapshot.mkdir(parents=True)
     shutil.copy(file, snapshot)
@@ -142,7 +142,7 @@ def test_slices_equal_safetensors(folder):
 def test_model_with_opened_weights_trains(remote, folder, address):
     names = model().state_dict().keys()
 
-    def trained(module, given):
+    def train(module, given):
         optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
         for _ in range(3):
             optimizer.zero_grad()
@@ -155,8 +155,8 @@ def test_model_with_opened_weights_trains(remote, folder, address):
     with torch.device("meta"):
         shell = model()
     shell.load_state_dict({name: weights[name] for name in names}, assign=True)
-    ours = trained(shell, given.to(remote))
-    for one, other in zip(ours, trained(model(), given), strict=True):
+    ours = train(shell, given.to(remote))
+    for one, other in zip(ours, train(model(), given), strict=True):
         torch.testing.assert_close(one, other)
     # What was trained was this model's own copy.
     for name in names:
@@ -193,8 +193,8 @@ READS = (
 STEPS = st.tuples(st.integers(0, 2), st.sampled_from([*WRITES, *READS, None]), st.booleans())
 
 
-def carry_out(program, ours, local):
-    """The results of a program over readings of one tensor, and of the same over tensors of its own."""
+def run_on_readings(program, ours, local):
+    """Return the results of a program on readings of one tensor, each with its local counterpart."""
     made = [(one, other) for one, other in zip(ours, local, strict=True)]
     for which, do, sent in program:
         if do is None:
@@ -217,12 +217,12 @@ def carry_out(program, ours, local):
 )
 @given(programs=st.tuples(*[st.lists(STEPS, min_size=4, max_size=12)] * 2))
 def test_writes_change_one_reading_only(folder, address, programs):
-    """Tensors that were read several times share memory; each behaves as if it were alone."""
+    """Several readings of a tensor share memory. Each behaves as if it were alone."""
     weights = djinn.open_weights(address)
     ours = [[weights["0.weight"] for _ in range(3)] for _ in programs]
     local = [[contents(folder)["0.weight"] for _ in range(3)] for _ in programs]
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(carry_out, programs, ours, local))
+        found = list(threads.map(run_on_readings, programs, ours, local))
     for one, other in itertools.chain(*found):
         assert one.shape == other.shape
         torch.testing.assert_close(one.cpu(), other, rtol=0, atol=0)
@@ -231,7 +231,7 @@ def test_writes_change_one_reading_only(folder, address, programs):
 
 @pytest.mark.usefixtures("remote")
 def test_running_statistics_are_per_reading(tmp_path):
-    """A normalization that trains writes them, as no schema says."""
+    """A normalization in training writes its statistics, which its schema does not say."""
     save_file(torch.nn.BatchNorm1d(6).state_dict(), tmp_path / "model.safetensors")
     weights = djinn.open_weights(f"file:{tmp_path}")
     kept = {name: weights[name] for name in weights}
@@ -308,8 +308,8 @@ def test_too_long_address_is_refused(tmp_path):
     assert weights["a"].item() == 1
 
 
-class Following:
-    """A plugin whose observer notes how far the reads of executors are: bytes that are there, and that are expected."""
+class ProgressPlugin:
+    """A plugin whose observer records the progress of reads: arrived and expected bytes."""
 
     djinn_api_version = "2.0"
 
@@ -320,20 +320,20 @@ class Following:
     def djinn_register_observers(self):
         follower = self
 
-        class Notes(Observer):
+        class ProgressObserver(Observer):
             name = "notes"
 
             def observe(self, event):
                 if event.name == "reading":
                     follower.seen.append((event.fields["done"], event.fields["expected"]))
 
-        return [Notes()]
+        return [ProgressObserver()]
 
 
 def test_opened_weights_over_two_executors(folder, monkeypatch, tmp_path):
     folder = shutil.copytree(folder, tmp_path / "models")
     monkeypatch.setattr(executor_client, "SHOWN_BYTES", 1)
-    reading = Following()
+    reading = ProgressPlugin()
     with configured(executors=2, threads=1, placement_policy="round_robin", plugins=["pool", "round_robin", reading]):
         djinn.init()
         djinn.reset_stats()
@@ -362,9 +362,9 @@ def test_opened_weights_over_two_executors(folder, monkeypatch, tmp_path):
                 shell(given.to(REMOTE)).cpu()
 
 
-def test_observers_hear_of_awaited_reads(folder, monkeypatch):
+def test_observers_receive_progress_of_awaited_reads(folder, monkeypatch):
     monkeypatch.setattr(executor_client, "SHOWN_BYTES", 1)
-    reading = Following()
+    reading = ProgressPlugin()
     with configured(threads=1, plugins=[reading]):
         djinn.init()
         weights = djinn.open_weights(f"file:{folder}")
@@ -447,7 +447,7 @@ def test_snapshot_names_unwritten_weights(mapped, file_is_lost, own_server, tmp_
     rows, file, journals = 2 << 20, tmp_path / "models" / "model.safetensors", tmp_path / "state" / "journals"
     file.parent.mkdir()
     save_file({"large": torch.arange(rows, dtype=torch.float32), "small": torch.ones(8, 8)}, file)
-    cached(tmp_path / "cache", file)
+    fill_cache(tmp_path / "cache", file)
     server = own_server(
         *("--models", str(file.parent), "--models", str(tmp_path / "cache")),
         "--threads",

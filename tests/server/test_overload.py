@@ -62,7 +62,7 @@ from djinn_server.weights.weight_reader import WeightReader
 
 
 class Clock:
-    """Stands for the time, which passes when the test says so."""
+    """A fake clock that the test advances."""
 
     now = 0.0
 
@@ -75,8 +75,8 @@ def clock():
     return Clock()
 
 
-class Asking(Connection):
-    """Stands for a connection to a client that says one thing, and hears the reply."""
+class OneMessageClient(Connection):
+    """A fake connection to a client that sends one message and keeps the replies."""
 
     def __init__(self, message):
         self.limits, self.answers, self._message = Limits(), [], message
@@ -96,7 +96,7 @@ class Asking(Connection):
 
 @pytest.fixture
 def gateway(tmp_path, monkeypatch):
-    """A gateway's admission without executors, which answers at once; tokens by tenant; the audit log."""
+    """Return a function that sends a message to a gateway without executors, the tenants' tokens, and the audit log."""
     monkeypatch.setattr(admission, "REFUSAL_SECONDS", (0.0, 0.0))
     table, log = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
     with change_table(table) as change:
@@ -112,12 +112,12 @@ def gateway(tmp_path, monkeypatch):
     gatekeeper = Authentication(TokenAuthenticator(Token("own", ""), table))
     made = Admission(GatewayContext(gatekeeper, tenants, ServerEvents.of("gateway", audit)), ())
 
-    def hear(message):
-        connection = Asking(message)
+    def replies_to(message):
+        connection = OneMessageClient(message)
         made.serve(connection)
         return connection.answers
 
-    yield hear, {"calm": calm, "often": often}, log
+    yield replies_to, {"calm": calm, "often": often}, log
     audit.close()
 
 
@@ -147,7 +147,7 @@ def test_full_server_refuses_with_retry(gateway):
     (answer,) = hear(Hello(PROTOCOL_VERSION, tokens["calm"], "", ""))
     assert isinstance(answer, Refused)
     assert answer.retry
-    connection = Asking(answer)
+    connection = OneMessageClient(answer)
     with pytest.raises(ServerBusy, match="executors for no tenant") as caught:
         ask(connection, Hello(PROTOCOL_VERSION, "", "", ""), Attached, 1.0, "it")
     assert caught.value.after == 0.0
@@ -229,7 +229,7 @@ def test_refused_client_retries_for_limited_time(monkeypatch):
         connecting.retry_while_full(attempt, 30.0)
 
 
-def test_buckets_fill_slowly(clock):
+def test_token_bucket_fills_at_its_rate(clock):
     bucket = Bucket(2.0, 3.0, clock)
     assert [bucket.take() for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     clock.now += 0.5
@@ -268,21 +268,21 @@ def test_messages_over_rate_wait(monkeypatch):
     assert len(slept) == waits
 
 
-def test_refusal_has_retry_time():
-    connection = Asking(None)
+def test_refusal_names_retry_time():
+    connection = OneMessageClient(None)
     refuse(connection, "later", retry=True, retry_after=2.5)
     assert connection.answers == [Refused("later", retry=True, retry_after=2.5)]
 
 
-class EndsBadly(ExecutorSession):
-    """A session that frees its values and then fails."""
+class FailingAtClose(ExecutorSession):
+    """A session that frees its values at close and then raises."""
 
     def close(self):
         super().close()
         raise MemoryError("of this session")
 
 
-@pytest.mark.parametrize("session", [ExecutorSession, EndsBadly])
+@pytest.mark.parametrize("session", [ExecutorSession, FailingAtClose])
 def test_executor_admission_matches_its_reports(session):
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     device, key = open_device(registry.devices, "cpu"), new_key()

@@ -28,7 +28,7 @@ from djinn_server.value_kinds import HINTS_LIMIT, LETTERS_LIMIT, ValueKinds
 
 
 def test_status_shows_training_loop(plans_all, over_tcp, serving, url_of, monkeypatch):
-    """Phases, kinds and decisions come with plans; a client makes them at least for a server with a memory limit."""
+    """Phases, kinds and decisions come with plans. A client plans at least for servers with a memory limit."""
     model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2)).to(
         "remote_accelerator:0"
     )
@@ -58,7 +58,7 @@ def test_status_shows_training_loop(plans_all, over_tcp, serving, url_of, monkey
     assert "training" in watched.output
 
 
-def test_status_of_many_sessions(serving, url_of, monkeypatch):
+def test_status_lists_many_sessions(serving, url_of, monkeypatch):
     settings = Settings(servers=(url_of("tcp"),), token=serving.token, disable=("local",))
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     opened = [open_connections(settings, registry)[0] for _ in range(MOST_WITH_DECISIONS + 1)]
@@ -97,7 +97,7 @@ def test_bytes_are_counted_by_client_hints(values):
     assert notes.overview().kinds == {"weights": 10}
 
 
-def test_kinds_are_empty_if_the_client_told_none(values):
+def test_kinds_are_empty_without_client_hints(values):
     notes = SessionNotes(values)
     notes.ran(b"t", (handle(1), handle(2)), (handle(3),), 0.5)
     assert notes.overview().kinds == {}
@@ -146,7 +146,7 @@ def test_kv_caches_are_found_by_hints(values):
     assert kinds.caches() == {2, 3}
 
 
-def test_hints_are_bounded(values):
+def test_number_of_hints_is_bounded(values):
     kinds = ValueKinds(values)
     for number in range(2 * HINTS_LIMIT):
         kinds.learn(ValueHints(number.to_bytes(4, "big"), "", b"w" * (LETTERS_LIMIT // 16), b""))
@@ -170,7 +170,7 @@ def test_events_are_kept_per_tenant():
 
 
 def test_equal_refusals_are_merged():
-    """A client that tries again while its executor is started anew does not hide why it was refused."""
+    """Repeated attempts of a client must not hide its first reason while its executor restarts."""
     recent = RecentEvents()
     recent.observe(Event("executor_died", 1.0, "gateway", {"tenant": "alice", "device": "cpu:0", "exit_status": -9}))
     for number in range(8):

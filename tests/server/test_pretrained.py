@@ -55,7 +55,7 @@ def models():
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory):
-    """Two caches of the hub: the server's has whole models, the client's configurations alone."""
+    """Return two hub caches: the server's with whole models, and the client's with configurations only."""
     server, client = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("client")
     for name, (_, model) in models().items():
         for cache in (server, client):
@@ -81,7 +81,7 @@ def caches(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(caches, tmp_path_factory, python, plain_environment):
+def model_server(caches, tmp_path_factory, python, plain_environment):
     from servers import start_server
 
     folder = tmp_path_factory.mktemp("served")
@@ -95,7 +95,7 @@ def load(kind, name, cache, **options):
     return kind.from_pretrained(f"org/{name}", cache_dir=cache, local_files_only=True, **options)
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("model_server")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "mixtral", "bert", "checkpoint"])
 def test_pretrained_outputs_equal_local_without_uploads(name, dtype, caches):
@@ -119,8 +119,8 @@ def test_pretrained_outputs_equal_local_without_uploads(name, dtype, caches):
         assert torch.equal(one, other.cpu()), key
 
 
-@pytest.mark.usefixtures("served")
-def test_model_missing_on_server(caches, tmp_path):
+@pytest.mark.usefixtures("model_server")
+def test_pretrained_model_missing_on_server_loads_from_client_folder(caches, tmp_path):
     server, client = caches
     BertModel(BertConfig(**SIZES)).save_pretrained(tmp_path)
     with pytest.raises(OSError, match="in the cached files"):
@@ -136,7 +136,7 @@ def test_model_missing_on_server(caches, tmp_path):
     assert djinn.stats()["bytes_read"] == 0
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("model_server")
 @pytest.mark.parametrize("device", [REMOTE, torch.device(REMOTE), 0, None])
 def test_pipeline_loads_model_onto_device(device, caches):
     from transformers import PreTrainedTokenizerFast, pipeline
@@ -159,7 +159,7 @@ def test_pipeline_loads_model_onto_device(device, caches):
     assert torch.equal(made("w1 w2 w3", return_tensors=True), expected)
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("model_server")
 def test_adapter_is_read_by_server(caches, monkeypatch):
     peft = pytest.importorskip("peft")
     from huggingface_hub import constants
@@ -184,15 +184,15 @@ def test_adapter_is_read_by_server(caches, monkeypatch):
         torch.testing.assert_close(found(ids.to(REMOTE)).logits.cpu(), local.eval()(ids).logits)
 
 
-def test_weights_from_setting(served, caches):
+def test_weights_from_setting_selects_reader(model_server, caches):
     server, client = caches
-    with configured(connection_file=served.file, weights_from="client"):
+    with configured(connection_file=model_server.file, weights_from="client"):
         djinn.reset_stats()
         load(AutoModel, "bert", server, device_map=REMOTE)
         assert djinn.stats()["bytes_read"] == 0
         with pytest.raises(OSError, match=r"model\.safetensors"):
             load(AutoModel, "bert", client, device_map=REMOTE)
-    with configured(connection_file=served.file, weights_from="server"):
+    with configured(connection_file=model_server.file, weights_from="server"):
         load(AutoModel, "bert", client, device_map=REMOTE)
         with pytest.raises(djinn.errors.WeightsUnavailable, match="there is no"):
             load(AutoModel, "other", _with_configuration(client), device_map=REMOTE)
@@ -201,7 +201,7 @@ def test_weights_from_setting(served, caches):
 
 
 def _with_configuration(cache):
-    """The cache, with the configuration of a model that the server has not."""
+    """Return the cache, with the configuration of a model that the server lacks."""
     snapshot = cache / "models--org--other" / "snapshots" / COMMIT
     snapshot.mkdir(parents=True)
     (cache / "models--org--other" / "refs").mkdir()
@@ -210,10 +210,10 @@ def _with_configuration(cache):
     return cache
 
 
-def test_server_folder_gives_config_tokenizer_and_weights(served, monkeypatch, tmp_path):
+def test_server_folder_gives_config_tokenizer_and_weights(model_server, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     local = models()["llama"][1].eval()
-    with configured(connection_file=served.file):
+    with configured(connection_file=model_server.file):
         djinn.reset_stats()
         tokenizer = AutoTokenizer.from_pretrained("file:plain")
         model = AutoModelForCausalLM.from_pretrained("file:plain", device_map=REMOTE).eval()

@@ -15,8 +15,8 @@ from djinn_observability.dashboard.responses import HttpResponse
 REQUESTS = 40  # more than asyncio's own threads, of which it has 32 at most
 
 
-class Waiting:
-    """Routes whose metrics wait, as those of executors that do not answer."""
+class WaitingRoutes:
+    """Routes whose metrics wait, as with executors that do not reply."""
 
     def __init__(self):
         self.waits, self.go_on = threading.Event(), threading.Event()
@@ -36,7 +36,7 @@ class Waiting:
 
 @pytest.fixture
 def waiting():
-    routes = Waiting()
+    routes = WaitingRoutes()
     yield routes
     routes.go_on.set()
 

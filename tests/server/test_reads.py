@@ -26,7 +26,7 @@ SECONDS = 300
 
 
 class SlowFile(MemoryFile):
-    """The tensor of 400 bytes does not come until `come` is set; `fails`: it does not come at all."""
+    """A file whose tensor of 400 bytes arrives once `come` is set. `fails`: the read raises."""
 
     def __init__(self):
         super().__init__(save(TENSORS), "model.safetensors")
@@ -41,7 +41,7 @@ class SlowFile(MemoryFile):
 
 
 class Source(WeightSource):
-    """Gives the file; as a source that downloads, after `come` is set."""
+    """A weight source that gives the file, or downloads it once `come` is set."""
 
     name = "memory"
 

@@ -19,8 +19,8 @@ SECONDS = 120.0
 LIMITS = Limits()
 
 
-class SlowToArrive:
-    """A connection whose frames come late: it stands for a gateway that is busy when the executor hangs up."""
+class DelayedConnection:
+    """A connection with delayed frames, as of a gateway that is busy when the executor hangs up."""
 
     def __init__(self, connection, seconds):
         self._connection = connection
@@ -36,8 +36,8 @@ class SlowToArrive:
 
 
 @pytest.fixture
-def relayed(registry):
-    """Makes a client's connection, over a transport, that is relayed to an executor which is a function of the test's."""
+def make_relayed(registry):
+    """Return a function that makes a client's connection, relayed to an executor function of the test."""
     opened = []
 
     def make(url, executor, late=0.0, watched=lambda *_: nullcontext()):
@@ -52,7 +52,7 @@ def relayed(registry):
 
         def pass_on(connection):
             inner = transport_for(inner_url, registry.transports).connect(inner_url, LIMITS, SECONDS)
-            ways = relay_directions(connection, SlowToArrive(inner, late))
+            ways = relay_directions(connection, DelayedConnection(inner, late))
             with watched(*ways):
                 relay(*ways)
 
@@ -76,7 +76,7 @@ def send_until_it_fails(connection, nbytes=100_000):
             time.sleep(0.01)
 
 
-def test_executor_reason_reaches_sending_client(relayed, url, monkeypatch):
+def test_executor_reason_reaches_sending_client(make_relayed, url, monkeypatch):
     # No lingering: what the client sends finds no receiver while the reason is still on its way.
     monkeypatch.setattr("djinn_core.protocol.net.sockets._LINGER_SECONDS", 0.0)
 
@@ -84,7 +84,7 @@ def test_executor_reason_reaches_sending_client(relayed, url, monkeypatch):
         connection.receive(SECONDS)
         connection.send(Frame(b"the reason"))
 
-    client = relayed(url, executor, late=0.5)
+    client = make_relayed(url, executor, late=0.5)
     client.send(Frame(b"garbage"))
     send_until_it_fails(client)
     assert client.receive(SECONDS).head == b"the reason"
@@ -92,7 +92,7 @@ def test_executor_reason_reaches_sending_client(relayed, url, monkeypatch):
         client.receive(SECONDS)
 
 
-def test_last_client_frames_reach_executor(relayed, url):
+def test_last_client_frames_reach_executor(make_relayed, url):
     came = []
     over = threading.Event()
 
@@ -105,7 +105,7 @@ def test_last_client_frames_reach_executor(relayed, url):
         except TransportError:
             over.set()
 
-    client = relayed(url, executor)
+    client = make_relayed(url, executor)
     for n in range(20):
         client.send(Frame(b"%d" % n))
     client.close()
@@ -113,7 +113,7 @@ def test_last_client_frames_reach_executor(relayed, url):
     assert came == [b"%d" % n for n in range(20)]
 
 
-def test_lingering_executor_does_not_block_relay(relayed, monkeypatch):
+def test_lingering_executor_does_not_block_relay(make_relayed, monkeypatch):
     monkeypatch.setattr("djinn_server.gateway.relay._REASON_SECONDS", 0.2)
     gone = threading.Event()
 
@@ -127,7 +127,7 @@ def test_lingering_executor_does_not_block_relay(relayed, monkeypatch):
         gone.set()
 
     over = threading.Event()
-    client = relayed("tcp://127.0.0.1:0", executor)
+    client = make_relayed("tcp://127.0.0.1:0", executor)
     client.send(Frame(b"hello"))
     with pytest.raises(TransportError):
         client.receive(SECONDS)
@@ -135,7 +135,7 @@ def test_lingering_executor_does_not_block_relay(relayed, monkeypatch):
     assert gone.wait(SECONDS)
 
 
-def test_relay_memory_limit_cuts_largest_only(relayed, url):
+def test_relay_memory_limit_cuts_largest_only(make_relayed, url):
     relays, over = Relays(each=8 << 20), threading.Event()
 
     def executor(connection):
@@ -144,7 +144,9 @@ def test_relay_memory_limit_cuts_largest_only(relayed, url):
                 connection.send(connection.receive(SECONDS))
             over.wait(SECONDS)
 
-    greedy, modest = (relayed(url, executor, watched=partial(relays.limiting, who)) for who in ("greedy", "modest"))
+    greedy, modest = (
+        make_relayed(url, executor, watched=partial(relays.limiting, who)) for who in ("greedy", "modest")
+    )
     greedy.send(Frame(b"hello"))
     modest.send(Frame(b"read on"))
     cut = threading.Thread(target=send_until_it_fails, args=(greedy, 16 << 20))
@@ -156,9 +158,11 @@ def test_relay_memory_limit_cuts_largest_only(relayed, url):
     assert not cut.is_alive()
 
 
-def test_partial_frames_count_towards_limit(relayed):
+def test_partial_frames_count_towards_limit(make_relayed):
     relays, over = Relays(each=8 << 20), threading.Event()
-    client = relayed("tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.limiting, "greedy"))
+    client = make_relayed(
+        "tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.limiting, "greedy")
+    )
     begun = b"".join(bytes(part) for part in encode_frame(Frame(b"much", [bytes(64 << 20)]), LIMITS))[: 32 << 20]
     with suppress(OSError):  # reset while it is sent
         client._socket.sendall(begun)

@@ -26,8 +26,8 @@ from djinn_server.usage_metrics import UsageMetrics
 PREFILL, DECODE, PLAIN = Workload("Llama", 8), Workload("Llama", 1), Workload("ResNet")
 
 
-class Clock:
-    """Feeds submissions that take a second each to a session's `RequestTimes`."""
+class RequestFeeder:
+    """Feed submissions of one second each to a session's `RequestTimes`."""
 
     def __init__(self, names=None):
         self.times = RequestTimes(names or ModelNames())
@@ -47,7 +47,7 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return RequestFeeder()
 
 
 def test_generation_is_one_request(clock):
@@ -100,7 +100,7 @@ def test_single_token_prompt_starts_generation(clock):
     assert clock.counts == (1, 4)
 
 
-def test_figures_are_bounded(clock):
+def test_number_of_request_figures_is_bounded(clock):
     for number in range(2 * MODELS_LIMIT):
         clock.run(Workload(f"Model{number}"))
     for _ in range(2 * RECENT):
@@ -112,11 +112,11 @@ def test_figures_are_bounded(clock):
     assert len(models[OTHER_MODELS].answers.recent) == RECENT
 
 
-class Served:
-    """Stands for a session that ran these models."""
+class FakeSession:
+    """A fake session that ran these models."""
 
     def __init__(self, usage, models):
-        clock = Clock(usage.model_names)
+        clock = RequestFeeder(usage.model_names)
         for model in models:
             clock.run(Workload(model))
         self.request_times = lambda: clock.times.by_model
@@ -127,7 +127,7 @@ class Served:
 
 def test_first_model_names_are_kept():
     usage = UsageMetrics()
-    sessions = [Served(usage, [f"Model{n}" for n in range(first, first + 24)]) for first in (0, 24, 0)]
+    sessions = [FakeSession(usage, [f"Model{n}" for n in range(first, first + 24)]) for first in (0, 24, 0)]
     expected = {f"Model{n}": 2 if n < 24 else 1 for n in range(MODELS_LIMIT)} | {OTHER_MODELS: 48 - MODELS_LIMIT}
     for session in sessions:
         usage.enter(session)
@@ -138,10 +138,10 @@ def test_first_model_names_are_kept():
 
 
 def test_metrics_keep_the_first_model_names_of_a_tenant_over_restarts():
-    """Executors that restart have new names each time. `/metrics` keeps the first ones, and adds up the others."""
+    """Restarted executors report new names. `/metrics` keeps the first names, and sums up the rest."""
     restarted, tenants = [UsageMetrics() for _ in range(3)], ("alice", "bob")
     for life, usage in enumerate(restarted):
-        usage.enter(Served(usage, ["Always", *[f"Model{life}_{n}" for n in range(24)]]))
+        usage.enter(FakeSession(usage, ["Always", *[f"Model{life}_{n}" for n in range(24)]]))
     executor = SimpleNamespace(device_id="cpu:0", restarts=0, meter=LoadMeter())
     pools = [(tenant, SimpleNamespace(executors=[executor])) for tenant in tenants]
     authentication = SimpleNamespace(tenants=tenants)
@@ -149,7 +149,7 @@ def test_metrics_keep_the_first_model_names_of_a_tenant_over_restarts():
     export = MetricsPage(partial(server_metrics, context)).export
 
     def scrape(usage):
-        """Requests by model, of each tenant."""
+        """Return the number of requests by model, of each tenant."""
         metered = usage.report(usage.holdings())
         executor.report = lambda: Sessions(1, DeviceInfo("cpu:0", "cpu"), (), metered)
         text = export("")[0].decode()

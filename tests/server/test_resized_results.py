@@ -19,7 +19,7 @@ NEG = Form("aten::neg.out", (Operand(),), (("out", Operand()),), (), False)
 
 @pytest.mark.parametrize("present", [0, 8])
 def test_result_in_borrowed_memory_is_resized(present):
-    """The view of an empty result has the same memory, though both have no address."""
+    """The view of an empty result shares its memory, though both have no address."""
     held, values = torch.ones(2), ValueTable()
     address = held.data_ptr() if present else 0
     storage = torch._C._construct_storage_from_data_pointer(address, CPU, present)

@@ -19,7 +19,7 @@ OTHER = Failure(0, 0, "aten::mm", "RuntimeError", "shapes differ")
 
 @attrs.define
 class Runtime:
-    """Stands for an opened device with the memory that a test says."""
+    """A fake device with the memory that the test sets."""
 
     found: dict
     asked: int = 0

@@ -22,7 +22,7 @@ def registry_with(*plugins):
 
 
 @pytest.fixture(scope="module")
-def installed():
+def strategy_registry():
     return registry_with("batches", "compiled", "graphs")
 
 
@@ -30,10 +30,10 @@ def names(registry, **options):
     return [strategy.name for strategy in strategies_of(registry, ExecutorConfig(**options))]
 
 
-def test_options_ask_for_strategies_and_those_that_join_sessions_come_first(installed):
-    assert names(installed) == ["compiled"]
-    assert names(installed, graphs=True) == ["compiled", "graphs"]
-    other_order = SimpleNamespace(run_strategies=installed.run_strategies[::-1])
+def test_options_select_strategies_with_session_joining_first(strategy_registry):
+    assert names(strategy_registry) == ["compiled"]
+    assert names(strategy_registry, graphs=True) == ["compiled", "graphs"]
+    other_order = SimpleNamespace(run_strategies=strategy_registry.run_strategies[::-1])
     assert names(other_order, batch_sessions=True)[0] == "batches"
 
 
@@ -45,7 +45,7 @@ def test_options_ask_for_strategies_and_those_that_join_sessions_come_first(inst
         ({"graphs": True, "batch_sessions": True}, ["--batch-sessions", "--graphs"]),
     ],
 )
-def test_an_option_without_its_strategy_is_one_line_and_programs_run_op_by_op(caplog, options, warned):
+def test_option_without_its_strategy_logs_one_line(caplog, options, warned):
     registry = registry_with("inductor")
     context = ExecutorContext.of(CpuRuntime())
     config = ExecutorConfig(**options)
@@ -56,14 +56,14 @@ def test_an_option_without_its_strategy_is_one_line_and_programs_run_op_by_op(ca
     assert all("plugins/strategies of the checkout" in line and "\n" not in line for line in lines)
 
 
-def test_compilers_that_are_not_asked_for_do_nothing(installed):
+def test_unselected_compilers_do_nothing(strategy_registry):
     context = ExecutorContext.of(CpuRuntime())
-    begin_strategies(context, strategies_of(installed, ExecutorConfig()))
+    begin_strategies(context, strategies_of(strategy_registry, ExecutorConfig()))
     assert [strategy.name for strategy in context.device.arbiter.strategies] == []
 
 
-def test_a_strategy_that_has_nothing_to_do_on_a_device_is_not_asked():
-    class Elsewhere(RunStrategy):
+def test_strategy_that_does_not_apply_to_device_is_not_called():
+    class InapplicableStrategy(RunStrategy):
         name = "elsewhere"
         begun = 0
 
@@ -74,7 +74,7 @@ def test_a_strategy_that_has_nothing_to_do_on_a_device_is_not_asked():
         def acts_on(self, template):
             raise AssertionError(template)
 
-    strategy, context = Elsewhere(), ExecutorContext.of(CpuRuntime())
+    strategy, context = InapplicableStrategy(), ExecutorContext.of(CpuRuntime())
     begin_strategies(context, [strategy])
     assert strategy.begun == 1
     assert context.device.arbiter.choice(b"", None) is None

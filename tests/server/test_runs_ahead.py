@@ -66,7 +66,7 @@ RANDOM = Template((form("rand_like", Operand()),), (0,), (0, 1), (0,), (1,))
 WRITING = Template((form("mul_.Scalar", Operand(), SlotArg(), made="none"),), (0,), (0,), (0,), ())
 
 
-class Dialogue:
+class InProcessClient:
     """A client of a session in a thread of this process."""
 
     def __init__(self, ahead_bytes, limit=None, compiler=None):
@@ -117,7 +117,7 @@ class Dialogue:
         return message
 
     def step(self, number, given=None, matrix=MATRIX, **others):
-        """One run of STEP, whose result is fetched and compared."""
+        """Run STEP once. Fetch its result and compare it."""
         given = self.latest if given is None else given
         self.made += 1 << 32
         fetched = self.submit(STEP, [given, matrix], [number], [self.made], fetch=pack_handles([self.made]), **others)
@@ -148,7 +148,7 @@ def dialogue(monkeypatch):
     begun = []
 
     def begin(ahead_bytes=1 << 20, limit=None, compiler=None):
-        begun.append(Dialogue(ahead_bytes, limit, compiler))
+        begun.append(InProcessClient(ahead_bytes, limit, compiler))
         return begun[-1]
 
     yield begin
@@ -156,8 +156,8 @@ def dialogue(monkeypatch):
         one.end()
 
 
-def until_ahead(found):
-    """Six steps, and the time until the seventh has run before it comes."""
+def run_until_ahead(found):
+    """Run six steps. Wait until the seventh has run before its submission."""
     for number in range(6):
         found.step(number)
     wait_for(lambda: len(found.pending) == 1 and found.pending[0].is_finished, "the run ahead")
@@ -166,20 +166,20 @@ def until_ahead(found):
 
 
 @pytest.fixture
-def foreseen(dialogue):
-    """One whose seventh step has run before it comes."""
-    return until_ahead(dialogue())
+def client_ahead(dialogue):
+    """Return a client whose seventh step has run before its submission."""
+    return run_until_ahead(dialogue())
 
 
-def test_expected_submission_uses_run_ahead(foreseen):
-    taken = foreseen.counts[0]
+def test_expected_submission_uses_run_ahead(client_ahead):
+    taken = client_ahead.counts[0]
     assert taken <= 3, "a relation is relied on once it was found again"
     for number in range(6, 20):
-        result = foreseen.pending and foreseen.pending[0].output(0)
-        foreseen.step(number)
-        assert foreseen.session.values[foreseen.latest] is result
-        wait_for(lambda: foreseen.pending and foreseen.pending[0].is_finished, "the next run ahead")
-    assert foreseen.counts == (taken + 14, 0)
+        result = client_ahead.pending and client_ahead.pending[0].output(0)
+        client_ahead.step(number)
+        assert client_ahead.session.values[client_ahead.latest] is result
+        wait_for(lambda: client_ahead.pending and client_ahead.pending[0].is_finished, "the next run ahead")
+    assert client_ahead.counts == (taken + 14, 0)
 
 
 @pytest.mark.parametrize(
@@ -191,72 +191,72 @@ def test_expected_submission_uses_run_ahead(foreseen):
         {"claims": (Claim(1, 0, (2, 2), (2, 1), "float32"),)},
     ],
 )
-def test_other_submission_drops_run_ahead(foreseen, others):
-    taken, _ = foreseen.counts
+def test_other_submission_drops_run_ahead(client_ahead, others):
+    taken, _ = client_ahead.counts
     if "claims" in others:
-        others = {"given": foreseen.latest} | others
-    foreseen.step(**{"number": 6} | others)
-    assert foreseen.counts == (taken, 1)
-    assert not foreseen.pending
+        others = {"given": client_ahead.latest} | others
+    client_ahead.step(**{"number": 6} | others)
+    assert client_ahead.counts == (taken, 1)
+    assert not client_ahead.pending
 
 
 @pytest.mark.parametrize("handle", [MATRIX, FIRST, None])
-def test_run_ahead_over_written_value_is_dropped(foreseen, handle):
-    written = foreseen.latest if handle is None else handle
-    taken, _ = foreseen.counts
-    foreseen.submit(WRITING, [written], [3.0])
-    foreseen.values[written] = foreseen.values[written] * 3.0
-    assert foreseen.counts == (taken, 1)
+def test_run_ahead_over_written_value_is_dropped(client_ahead, handle):
+    written = client_ahead.latest if handle is None else handle
+    taken, _ = client_ahead.counts
+    client_ahead.submit(WRITING, [written], [3.0])
+    client_ahead.values[written] = client_ahead.values[written] * 3.0
+    assert client_ahead.counts == (taken, 1)
     for number in range(6, 12):
-        foreseen.step(number)
+        client_ahead.step(number)
 
 
-def test_write_of_other_session_keeps_run_ahead(dialogue, foreseen):
+def test_write_of_other_session_keeps_run_ahead(dialogue, client_ahead):
     other = dialogue()
     other.step(0)
-    memory = foreseen.session.values[MATRIX].untyped_storage()
+    memory = client_ahead.session.values[MATRIX].untyped_storage()
     with torch.inference_mode():
         other.session.values[MATRIX] = torch.empty(0).set_(memory, 0, (2, 2), (2, 1))
-    for one in (foreseen, other):
+    for one in (client_ahead, other):
         one.session._reads.shares.add(MATRIX, ORIGIN)
     other.submit(WRITING, [MATRIX], [3.0])
     other.values[MATRIX] = other.values[MATRIX] * 3.0
-    taken, _ = foreseen.counts
-    foreseen.step(6)  # which had run ahead
-    assert foreseen.counts == (taken + 1, 0)
+    taken, _ = client_ahead.counts
+    client_ahead.step(6)  # which had run ahead
+    assert client_ahead.counts == (taken + 1, 0)
     for number in range(1, 4):
-        wait_for(lambda: foreseen.pending and foreseen.pending[0].is_finished, "the next run ahead")
-        foreseen.step(6 + number)
+        wait_for(lambda: client_ahead.pending and client_ahead.pending[0].is_finished, "the next run ahead")
+        client_ahead.step(6 + number)
         other.step(number)
-    assert foreseen.counts == (taken + 4, 0)
+    assert client_ahead.counts == (taken + 4, 0)
 
 
-def test_replaced_values_drop_run_ahead(foreseen):
-    taken, _ = foreseen.counts
-    value = foreseen.session.values[MATRIX]
-    foreseen.session.values.free([MATRIX])
-    foreseen.session.values[MATRIX] = value.clone()  # as after another upload, or a value that comes back from disk
-    foreseen.step(6)
-    assert foreseen.counts == (taken, 1)
+def test_replaced_values_drop_run_ahead(client_ahead):
+    taken, _ = client_ahead.counts
+    value = client_ahead.session.values[MATRIX]
+    client_ahead.session.values.free([MATRIX])
+    client_ahead.session.values[MATRIX] = value.clone()  # as after another upload, or a value that comes back from disk
+    client_ahead.step(6)
+    assert client_ahead.counts == (taken, 1)
 
 
-def test_only_uploads_keep_run_ahead(foreseen):
-    taken, _ = foreseen.counts
-    foreseen.upload(90 << 32 | 1, torch.ones(2, 2))
-    foreseen.step(6)
-    assert foreseen.counts == (taken + 1, 0)
-    wait_for(lambda: foreseen.pending and foreseen.pending[0].is_finished, "the run ahead")
-    foreseen.send(CancelSubmissions((99,)))
-    foreseen.send(StatsRequest())
-    assert isinstance(foreseen.answer(), StatsReply)
-    assert foreseen.counts == (taken + 1, 1)
-    foreseen.step(7)
+def test_only_uploads_keep_run_ahead(client_ahead):
+    taken, _ = client_ahead.counts
+    client_ahead.upload(90 << 32 | 1, torch.ones(2, 2))
+    client_ahead.step(6)
+    assert client_ahead.counts == (taken + 1, 0)
+    wait_for(lambda: client_ahead.pending and client_ahead.pending[0].is_finished, "the run ahead")
+    client_ahead.send(CancelSubmissions((99,)))
+    client_ahead.send(StatsRequest())
+    assert isinstance(client_ahead.answer(), StatsReply)
+    assert client_ahead.counts == (taken + 1, 1)
+    client_ahead.step(7)
 
 
-def test_miss_raises_required_confidence(foreseen):
+def test_miss_raises_required_confidence(client_ahead):
     for number in range(6, 40):
-        foreseen.step(number if number % 4 else 0)
-    assert foreseen.counts[1] <= 4
+        client_ahead.step(number if number % 4 else 0)
+    assert client_ahead.counts[1] <= 4
 
 
 def test_unused_run_ahead_expires(dialogue, monkeypatch):
@@ -269,10 +269,10 @@ def test_unused_run_ahead_expires(dialogue, monkeypatch):
     assert len(found.session.values) == 8
 
 
-def test_session_end_drops_run_ahead(foreseen):
-    foreseen.end()
-    assert not foreseen.pending
-    assert len(foreseen.session.values) == 0
+def test_session_end_drops_run_ahead(client_ahead):
+    client_ahead.end()
+    assert not client_ahead.pending
+    assert len(client_ahead.session.values) == 0
 
 
 def test_no_run_ahead_during_other_turn(dialogue):
@@ -339,7 +339,7 @@ def test_ops_before_write_run_ahead(dialogue):
     assert found.counts[1] == 0
 
 
-def drawn_in_steps(found, *, ahead):
+def draw_in_steps(found, *, ahead):
     torch.manual_seed(7)
     drawn = []
     for number in range(12):
@@ -353,8 +353,8 @@ def drawn_in_steps(found, *, ahead):
 
 def test_ops_before_random_numbers_run_ahead(dialogue):
     found = dialogue()
-    expected = drawn_in_steps(dialogue(0), ahead=False)
-    assert all(map(torch.equal, drawn_in_steps(found, ahead=True), expected))
+    expected = draw_in_steps(dialogue(0), ahead=False)
+    assert all(map(torch.equal, draw_in_steps(found, ahead=True), expected))
     assert found.counts[0] >= 5
     assert found.counts[1] == 0
     assert len({float(one.sum()) for one in expected}) == 24
@@ -384,8 +384,8 @@ def test_oversized_program_runs_ahead_once(dialogue):
     assert found.counts[0] <= 1
 
 
-class RunAsItIs(Compiler):
-    """Stands for a compiler; counts the runs of what it has compiled."""
+class CountingCompiler(Compiler):
+    """A fake compiler that counts the runs of unchanged graphs."""
 
     name, runs = "as it is", 0
 
@@ -398,27 +398,27 @@ class RunAsItIs(Compiler):
 
 
 @pytest.fixture
-def compiled(dialogue, monkeypatch):
-    """One with a compiler, whose next step has run ahead, and that compiler."""
+def compiled_client(dialogue, monkeypatch):
+    """Return a client with a compiler whose next step has run ahead, and the compiler."""
     monkeypatch.setattr(region, "SHORTEST", 1)
     monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(max_timed=1, max_ratio=float("inf")))
-    compiler = RunAsItIs()
+    compiler = CountingCompiler()
     found = dialogue(compiler=compiler)
     for number in range(20):
         found.step(0.5)
         if number == 3:
-            wait_for(lambda: type(hot(found).phase).__name__ != "CompilingPhase", "the compiler")
-    assert type(hot(found).phase) is AdoptedPhase
+            wait_for(lambda: type(hot_template(found).phase).__name__ != "CompilingPhase", "the compiler")
+    assert type(hot_template(found).phase) is AdoptedPhase
     wait_for(lambda: found.pending and found.pending[0].is_finished, "the run ahead")
     return found, compiler
 
 
-def hot(dialogue):
+def hot_template(dialogue):
     return next(iter(dialogue.context.device.arbiter.strategies[0].templates))
 
 
-def test_compiled_program_runs_ahead(compiled):
-    found, compiler = compiled
+def test_compiled_program_runs_ahead(compiled_client):
+    found, compiler = compiled_client
     (taken, dropped), runs = found.counts, compiler.runs
     for _ in range(4):
         found.step(0.5)
@@ -427,8 +427,8 @@ def test_compiled_program_runs_ahead(compiled):
     assert compiler.runs == runs + 4
 
 
-def test_started_run_ahead_continues_compiled(compiled):
-    found, compiler = compiled
+def test_started_run_ahead_continues_compiled(compiled_client):
+    found, compiler = compiled_client
     pending, runs = found.pending[0], compiler.runs
     again = runs_ahead.RunAhead(pending.bound, pending.expected, pending.slots, pending.inputs, pending.stop)
     assert again.step == 0
@@ -439,17 +439,17 @@ def test_started_run_ahead_continues_compiled(compiled):
     assert torch.equal(again.output(0), pending.output(0))
 
 
-def test_watched_template_does_not_run_ahead(compiled):
-    found, _ = compiled
+def test_watched_template_does_not_run_ahead(compiled_client):
+    found, _ = compiled_client
     (known,) = [known for _, known in found.session._templates.entries()]
     assert found.session._runs.ahead._may_run(known)
-    compilation = hot(found)
+    compilation = hot_template(found)
     compilation.phase = CheckingPhase(compilation, compilation.phase.job, compilation.phase.compiled)
     assert not found.session._runs.ahead._may_run(known)
 
 
-def test_long_compiled_program_does_not_run_ahead(compiled, monkeypatch):
-    found, _ = compiled
+def test_long_compiled_program_does_not_run_ahead(compiled_client, monkeypatch):
+    found, _ = compiled_client
     monkeypatch.setattr(runs_ahead, "MAX_COMPILED_SECONDS", 0.0)
     taken = found.counts[0]
     for _ in range(4):

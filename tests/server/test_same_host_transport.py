@@ -69,7 +69,7 @@ print(*sorted(name for name in djinn.stats() if name.startswith("sessions")))
 
 
 def plugin(folder, speed):
-    """The environment of a process in which the transport is installed."""
+    """Return the environment of a process in which the transport is installed."""
     (folder / "path_transport.py").write_text(PLUGIN.replace("SPEED", str(speed)))
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
     return {"DJINN_PLUGINS": "tcp,path_transport", "PYTHONPATH": path, "DJINN_TOKEN": "t" * 20}
@@ -90,7 +90,7 @@ def run(python, environment):
 
 @pytest.mark.parametrize(("speed", "carrier"), [(1, "unix"), (110, "path")])
 def test_server_listens_for_this_host_if_named(start_python, python, plain_environment, tmp_path, speed, carrier):
-    """No other address is in use, so `--host` asks for no TLS, and other machines are told of none."""
+    """No network address is used, so `--host` needs no TLS, and nothing is advertised to other machines."""
     environment = plain_environment | plugin(tmp_path, speed)
     options = ("--store-gib", "0", "--host", "0.0.0.0", "--without-transport", "tcp", "--transport", "path")
     server = start_server(start_python, tmp_path, *options, env=environment)
@@ -154,7 +154,7 @@ def test_client_follows_a_socket_only_over_the_scheme_that_it_named(path_transpo
 
 
 class TestWire(TransportConformance):
-    """The tests of the suite that put plain sockets beside a transport whose URL is a path."""
+    """Run the suite's raw-socket tests with a transport whose URL is a path."""
 
     @pytest.fixture
     def transport(self, path_transport):

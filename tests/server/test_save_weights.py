@@ -45,7 +45,7 @@ def remote(folder, tmp_path_factory, python, plain_environment):
     server.stop()
 
 
-def test_what_is_saved_is_what_others_read(remote, folder):
+def test_saved_file_is_readable_by_safetensors(remote, folder):
     torch.manual_seed(0)
     local = {
         "weight": torch.randn(33, 17),
@@ -79,7 +79,7 @@ def test_what_is_saved_is_what_others_read(remote, folder):
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_it_is_saved_as_it_was_then(remote, folder):
+def test_save_writes_values_of_its_time(remote, folder):
     weight = torch.zeros(4, device=remote)
     for step in range(3):
         weight += 1
@@ -88,7 +88,7 @@ def test_it_is_saved_as_it_was_then(remote, folder):
         assert load_file(folder / "default" / "steps.safetensors")["weight"].tolist() == [1 + 11 * step] * 4
 
 
-def test_a_reader_of_what_was_replaced_reads_on(remote, folder):
+def test_reader_of_replaced_file_keeps_old_values(remote, folder):
     weight = torch.ones(4, device=remote)
     djinn.save_weights({"weight": weight}, "file:kept.safetensors")
     before = djinn.open_weights("file:kept.safetensors")
@@ -97,7 +97,7 @@ def test_a_reader_of_what_was_replaced_reads_on(remote, folder):
     assert djinn.open_weights("file:kept.safetensors")["weight"].tolist() == [2] * 4
 
 
-def test_a_value_that_could_not_be_computed(remote, folder):
+def test_failed_value_is_not_saved(remote, folder):
     index = torch.tensor([5], device=remote)
     bad = torch.ones(2, device=remote).index_select(0, index)
     with pytest.raises((djinn.errors.RemoteError, IndexError, RuntimeError), match="index"):
@@ -124,7 +124,7 @@ def test_a_value_that_could_not_be_computed(remote, folder):
         "hf://org/model/x.safetensors",
     ],
 )
-def test_addresses_that_are_refused(address, remote, folder, tmp_path):
+def test_save_refuses_invalid_addresses(address, remote, folder, tmp_path):
     own = folder / "default"
     (own / "folder.safetensors").mkdir(exist_ok=True)
     if not (own / "out").is_symlink():
@@ -135,7 +135,7 @@ def test_addresses_that_are_refused(address, remote, folder, tmp_path):
     assert not list(folder.glob("*.safetensors"))
 
 
-def test_tensors_that_are_refused(remote):
+def test_save_refuses_unsupported_tensors(remote):
     with pytest.raises(djinn.errors.ConfigurationError, match="these are on none"):
         djinn.save_weights({"x": torch.ones(1)}, "file:x.safetensors")
     with pytest.raises(djinn.errors.WeightsUnavailable, match="complex128"):
@@ -146,7 +146,7 @@ def test_tensors_that_are_refused(remote):
         djinn.save_weights({"__metadata__": torch.ones(1, device=remote)}, "file:x.safetensors")
 
 
-def test_names_and_values_that_do_not_match(remote, monkeypatch):
+def test_save_refuses_mismatched_names_and_values(remote, monkeypatch):
     weight = torch.ones(1, device=remote)
     monkeypatch.setattr(open_weights, "pack_handles", lambda handles: pack_handles([*handles, *handles]))
     with pytest.raises(djinn.errors.WeightsUnavailable, match="1 names were sent for 2 values"):
@@ -154,7 +154,7 @@ def test_names_and_values_that_do_not_match(remote, monkeypatch):
     assert weight.item() == 1
 
 
-def test_without_permission(own_server):
+def test_save_is_refused_without_permission(own_server):
     server = own_server("--threads", "1")
     with configured(connection_file=server.file):
         with pytest.raises(djinn.errors.WeightsUnavailable, match="--save-weights"):
@@ -162,7 +162,7 @@ def test_without_permission(own_server):
         assert torch.ones(1, device=REMOTE).item() == 1
 
 
-def test_the_programs_own_executor_writes_where_its_user_may(tmp_path, monkeypatch):
+def test_own_executor_saves_where_user_may_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with configured(threads=1):
         weight = torch.arange(4.0).to(REMOTE)
@@ -171,7 +171,7 @@ def test_the_programs_own_executor_writes_where_its_user_may(tmp_path, monkeypat
         assert djinn.open_weights(f"file:{tmp_path}/new/x.safetensors")["x"].sum().item() == 6
 
 
-def test_a_pool_saves_what_one_or_several_executors_have(tmp_path):
+def test_pool_saves_tensors_of_several_executors(tmp_path):
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         first, second = (torch.full((4,), float(n)).to(f"remote_accelerator:{n}") for n in (1, 2))
         for tensor in (first, second):
@@ -190,8 +190,8 @@ def test_a_pool_saves_what_one_or_several_executors_have(tmp_path):
         )
 
 
-def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, tmp_path):
-    """The session is recovered from its journal, and saves again; the file is one of the two, whole, at any time."""
+def test_killed_executor_leaves_old_or_new_file(own_server, tmp_path):
+    """The session is recovered from its journal and saves again. At any time, the file is whole."""
     journals, saved = tmp_path / "state" / "journals", tmp_path / "saved"
     saved.mkdir()
     server = own_server("--save-weights", str(saved), "--threads", "1", "--state-dir", str(journals.parent))
@@ -211,8 +211,8 @@ def test_an_executor_that_dies_while_it_saves_leaves_what_was_there(own_server, 
         assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_what_was_saved_is_not_saved_again_and_what_was_read_is_there(own_server, tmp_path):
-    """Also where the session has replaced the file since it read it."""
+def test_recovery_repeats_no_save_and_keeps_read_values(own_server, tmp_path):
+    """The session may also have replaced the file after it read the file."""
     journals, saved = tmp_path / "state" / "journals", tmp_path / "saved"
     saved.mkdir()
     server = own_server("--save-weights", str(saved), "--threads", "1", "--state-dir", str(journals.parent))
@@ -253,8 +253,8 @@ class DyingChannel:
 
 
 @pytest.mark.parametrize("address", ["file:x.safetensors", "published:x"])
-def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failure(address, tmp_path):
-    """Between the file's last step and the reply in the journal."""
+def test_finished_save_is_not_repeated_after_death(address, tmp_path):
+    """The executor dies between the last step of the file and the reply in the journal."""
     disk = DiskQuota(1500)  # not enough for two of the files
     reader = WeightReader([FileSource(), PublishedWeights(1000.0)])
     reader.save_in(tmp_path, disk, "")
@@ -298,7 +298,7 @@ def test_what_was_done_when_the_executor_died_is_not_done_again_and_is_no_failur
     assert remove(reader, RemoveWeights(address)).refused
 
 
-def test_a_file_that_is_taken_for_an_abandoned_one_is_begun_again(tmp_path, monkeypatch):
+def test_partial_file_that_cleanup_removed_is_restarted(tmp_path, monkeypatch):
     found, lock = [], weights.lock_file
 
     def lock_file(descriptor):  # another process looks for abandoned files in between

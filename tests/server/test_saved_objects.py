@@ -16,8 +16,8 @@ REMOTE = "remote_accelerator:0"
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory, python, plain_environment):
-    """The folder in which a server saves what this program tells it to."""
+def save_folder(tmp_path_factory, python, plain_environment):
+    """Yield the folder in which a server saves this program's files."""
     where, folder = tmp_path_factory.mktemp("served"), tmp_path_factory.mktemp("saved")
     server = start_server(python.start, where, "--save-weights", str(folder), "--threads", "1", env=plain_environment)
     with configured(connection_file=server.file):
@@ -26,7 +26,7 @@ def saved(tmp_path_factory, python, plain_environment):
     server.stop()
 
 
-def test_saved_optimizer_continues(saved, tmp_path, monkeypatch):
+def test_loaded_optimizer_continues_training(save_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(100, 80), torch.nn.Linear(80, 100)).to(REMOTE)
@@ -53,14 +53,14 @@ def test_saved_optimizer_continues(saved, tmp_path, monkeypatch):
     assert [step().item() for _ in range(2)] == expected
     assert djinn.stats()["bytes_received"] < 5000
     assert djinn.stats()["bytes_sent"] < 15_000
-    names = load_file(saved / "run" / "all.pt.safetensors").keys()
+    names = load_file(save_folder / "run" / "all.pt.safetensors").keys()
     assert {"model.0.weight", "optimizer.state.0.exp_avg"} <= names
     here = torch.load("file:run/all.pt", map_location="cpu")
     assert torch.equal(here["model"]["0.weight"], torch.load("file:run/all.pt")["model"]["0.weight"].cpu())
     assert not list(tmp_path.iterdir())  # nothing is left here where there is no folder for it
 
 
-def test_saved_objects_round_trip(saved):
+def test_saved_objects_round_trip(save_folder):
     tied = torch.nn.Parameter(torch.randn(3, device=REMOTE))
     here = torch.arange(4)
     given = {
@@ -84,14 +84,14 @@ def test_saved_objects_round_trip(saved):
     assert found["like"] == given["like"]
 
 
-def test_an_object_is_published(saved):
+def test_object_can_be_published(save_folder):
     torch.save({"x": torch.ones(2, device=REMOTE), "step": 3}, "published:object")
     assert torch.load("published:object")["step"] == 3
     assert djinn.weights.attach("object")["x"].tolist() == [1, 1]
     djinn.weights.unpublish("object")
 
 
-def test_unsupported_objects_are_refused(saved):
+def test_unsupported_objects_are_refused(save_folder):
     one = torch.ones(1, device=REMOTE)
     with pytest.raises(djinn.errors.UnsupportedOperation, match=r"'a\.1' is of type set"):
         torch.save({"x": one, "a": [1, {2}]}, "file:refused.pt")
@@ -103,10 +103,10 @@ def test_unsupported_objects_are_refused(saved):
         torch.load("file:refused.pt", map_location={"a": "b"})
     with pytest.raises(djinn.errors.WeightsUnavailable, match="no 'file:refused"):
         torch.load("file:refused.pt")
-    assert not (saved / "refused.pt.safetensors").exists()
+    assert not (save_folder / "refused.pt.safetensors").exists()
 
 
-def test_malformed_descriptions_are_refused(saved):
+def test_malformed_descriptions_are_refused(save_folder):
     one = torch.ones(1, device=REMOTE)
     for text in (
         "{",
@@ -125,7 +125,7 @@ def test_malformed_descriptions_are_refused(saved):
         torch.load("file:bad.safetensors")
 
 
-def test_object_without_remote_tensors_is_saved_locally(saved, tmp_path, monkeypatch):
+def test_object_without_remote_tensors_is_saved_locally(save_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file:run").mkdir()
     torch.save({"x": torch.ones(2)}, "file:run/here.pt")
@@ -133,15 +133,15 @@ def test_object_without_remote_tensors_is_saved_locally(saved, tmp_path, monkeyp
     torch.save({"x": torch.ones(2, device=REMOTE)}, "file:run/there.pt")
     assert b"on the server" in (tmp_path / "file:run" / "there.pt").read_bytes()
     assert torch.load("file:run/there.pt")["x"].device == torch.device(REMOTE)
-    assert [path.name for path in (saved / "run").glob("*here*")] == ["there.pt.safetensors"]
+    assert [path.name for path in (save_folder / "run").glob("*here*")] == ["there.pt.safetensors"]
 
 
-def test_saved_files_are_removed(saved, tmp_path):
+def test_saved_files_are_removed(save_folder, tmp_path):
     one = {"x": torch.ones(3, device=REMOTE)}
     djinn.save_weights(one, "file:gone/deep/x.safetensors")
     held = djinn.open_weights("file:gone/deep/x.safetensors")
     djinn.weights.remove_weights("file:gone/deep/x.safetensors")
-    assert not (saved / "gone").exists()
+    assert not (save_folder / "gone").exists()
     assert held["x"].tolist() == [1, 1, 1]
     (tmp_path / "x.safetensors").write_bytes(b"")
     for address in (
@@ -155,7 +155,7 @@ def test_saved_files_are_removed(saved, tmp_path):
     assert (tmp_path / "x.safetensors").exists()
 
 
-def test_safetensors_saves_and_loads_on_server(saved):
+def test_safetensors_saves_and_loads_on_server(save_folder):
     import safetensors.torch
 
     there = {"a": torch.arange(6.0, device=REMOTE).view(2, 3), "b": torch.ones(4, device=REMOTE)}
@@ -168,7 +168,7 @@ def test_safetensors_saves_and_loads_on_server(saved):
     for found in (
         remote,
         safetensors.torch.load_file("file:st/x.safetensors"),
-        load_file(saved / "st" / "x.safetensors"),
+        load_file(save_folder / "st" / "x.safetensors"),
     ):
         assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [[0, 1, 2], [3, 4, 5]], "b": [1] * 4}
     with safetensors.safe_open("file:st/x.safetensors", "pt") as opened:
@@ -176,5 +176,5 @@ def test_safetensors_saves_and_loads_on_server(saved):
         assert opened.get_slice("a")[1:].tolist() == [[3, 4, 5]]
         assert opened.get_tensor("b").device == torch.device("cpu")
     safetensors.torch.save_file({"c": torch.ones(2)}, "file:st/c.safetensors")
-    with safe_open(saved / "st" / "c.safetensors", "pt") as opened:
+    with safe_open(save_folder / "st" / "c.safetensors", "pt") as opened:
         assert opened.get_tensor("c").tolist() == [1, 1]

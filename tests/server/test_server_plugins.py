@@ -126,8 +126,8 @@ def djinn_register_observers(settings):
 
 
 @attrs.frozen
-class Guarded:
-    """A server with a plugin of both kinds, and the folder through which the tests speak with it."""
+class PluginServer:
+    """A server with a plugin of both kinds, and the folder through which tests control the plugin."""
 
     server: object
     folder: object
@@ -162,7 +162,7 @@ def guarded(python, tmp_path_factory, plain_environment):
     }
     options = ("--audit-log", str(folder / "audit"), "--drain-seconds", "1", "--store-gib", "0", "--lease-seconds", "0")
     server = start_server(python.start, folder, *options, env=environment)
-    made = Guarded(server, folder)
+    made = PluginServer(server, folder)
     yield made
     made.mode("")
     assert server.stop() == 0, made.log
@@ -171,13 +171,13 @@ def guarded(python, tmp_path_factory, plain_environment):
 
 
 @pytest.fixture(autouse=True)
-def calm(request):
+def reset_mode(request):
     if "guarded" in request.fixturenames:
         request.getfixturevalue("guarded").mode("")
 
 
-def enter(guarded, token="badge:alice"):
-    """A session that ends at once; without the patience that programs have."""
+def open_brief_session(guarded, token="badge:alice"):
+    """Open a session that ends at once, without retries."""
     reached = reach_executor(Server(guarded.server.urls, token, registry().transports, SECONDS), "")
     reached.connection.send(Frame(encode(Goodbye())))
     reached.connection.close()
@@ -214,7 +214,7 @@ def test_plugin_authenticator_identifies_client(guarded):
 )
 def test_uncertain_identity_is_refused(guarded, token, said):
     with pytest.raises(AccessRefused, match=said):
-        enter(guarded, token)
+        open_brief_session(guarded, token)
     assert SECRET not in guarded.log
     assert SECRET not in (guarded.folder / "audit").read_text()
     if "check" in said:
@@ -228,7 +228,7 @@ def test_session_that_reconnects_while_an_authenticator_fails_may_ask_again(guar
         reach_executor(server, "", secondary=True)
 
 
-def test_observers_are_told_in_both_processes(guarded):
+def test_observers_receive_events_in_both_processes(guarded):
     with configured(servers=(guarded.server.url("tcp"),), token="badge:alice"):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
     wait_for(lambda: guarded.events(name="session_ended"), "the end of the session")
@@ -282,14 +282,14 @@ def test_gateway_sees_client_certificates(scheme, tmp_path):
 
 
 class Stub:
-    """An object of a plugin that does what a test says."""
+    """A fake plugin object."""
 
     def __init__(self, **members):
         self.__dict__.update({"name": "stub", **members})
 
 
-class Watching(Observer):
-    """An observer of gateways that does what a test says."""
+class CallbackObserver(Observer):
+    """An observer of gateways that calls a function of the test."""
 
     name = "watching"
     events = frozenset({"connected"})
@@ -352,20 +352,20 @@ def test_token_file_limits_hold_for_plugin_tenants(tmp_path):
     assert authenticating(table, authenticate=lambda _: own).identify(asked).quota == Quota(sessions=9)
 
 
-def test_an_authenticator_without_is_valid_ends_sessions_with_keys():
-    class Known(Authenticator):
+def test_authenticator_without_is_valid_ends_sessions_with_keys():
+    class KeyAuthenticator(Authenticator):
         name = "known"
 
         def authenticate(self, credentials):
             return Identity("alice", "1")
 
     made = Authentication(TokenAuthenticator(Token(OWN, "test")))
-    made.use(of(authenticators=[Known()]), ["known"])
+    made.use(of(authenticators=[KeyAuthenticator()]), ["known"])
     assert made.identify(Credentials("any")).key == "known:1"
     assert not made.is_valid("known:1")
 
 
-def raising(*_):
+def raise_from_plugin(*_):
     raise KeyError(SECRET)
 
 
@@ -373,7 +373,7 @@ def test_keys_are_valid_while_their_authenticator_says_so(caplog):
     assert authenticating().is_valid("stub:1")
     assert not authenticating(is_valid=lambda _: None).is_valid("stub:1")
     assert not authenticating().is_valid("gone:1"), "of an authenticator that is not used any more"
-    assert not authenticating(is_valid=raising).is_valid("stub:1")
+    assert not authenticating(is_valid=raise_from_plugin).is_valid("stub:1")
     assert "KeyError" in caplog.text
     assert SECRET not in caplog.text
 
@@ -408,7 +408,7 @@ def test_slow_or_failing_observers_do_not_delay(monkeypatch, caplog):
 
     made = ServerEvents("gateway")
     assert not made.wants("connected")
-    made.observe_with(of(observers=[Watching(observe)]))
+    made.observe_with(of(observers=[CallbackObserver(observe)]))
     assert made.wants("connected")
     for number in range(100):
         made.with_facts(tenant="alice", token=SECRET).emit("connected", number=number)
@@ -424,7 +424,7 @@ def test_observer_gets_wanted_events_only(monkeypatch):
     seen = []
     made, other = ServerEvents("gateway"), ServerEvents("executor")
     for one in (made, other):
-        one.observe_with(of(observers=[Watching(seen.append)]))
+        one.observe_with(of(observers=[CallbackObserver(seen.append)]))
         for name in ("started", "connected"):
             one.emit(name)
         one.close(60.0)
@@ -436,7 +436,7 @@ def test_observer_gets_wanted_events_only(monkeypatch):
 def test_wanted_events_are_reread_after_connection():
     seen = []
 
-    class Later(Observer):
+    class LateObserver(Observer):
         name = "later"
         events = frozenset({"connected"})
 
@@ -444,7 +444,7 @@ def test_wanted_events_are_reread_after_connection():
             seen.append(event.name)
             self.events = frozenset({"connected", "status"})
 
-    made = Events("client", [EventFeed(Later())])
+    made = Events("client", [EventFeed(LateObserver())])
     for name in ("status", "connected", "status"):
         made.emit(name)
     assert seen == ["connected", "status"]
@@ -471,7 +471,7 @@ def test_raising_observer_is_named_once(caplog):
     assert "a-plugin 1.0" in str(vars(warned[0]))
 
 
-def test_counts_follow_events():
+def test_event_counts_follow_events():
     counts = GatewayCounters()
     for name, fields in [
         ("connected", {}),
@@ -493,7 +493,7 @@ def test_counts_follow_events():
 class TestTokens(AuthenticatorConformance):
     @pytest.fixture
     def authenticator(self):
-        return Renamed(TokenAuthenticator(Token(OWN, "test")))
+        return RenamedAuthenticator(TokenAuthenticator(Token(OWN, "test")))
 
     @pytest.fixture
     def accepted(self):
@@ -504,8 +504,8 @@ class TestTokens(AuthenticatorConformance):
 
 
 @attrs.frozen
-class Renamed(Authenticator):
-    """The built-in authenticator under a name that is free."""
+class RenamedAuthenticator(Authenticator):
+    """The built-in authenticator under a free name."""
 
     inner: TokenAuthenticator
     name = "renamed"

@@ -31,20 +31,20 @@ def folder(tmp_path):
     return tmp_path / "state"
 
 
-def opened(folder, addresses=FIXED):
+def open_folder(folder, addresses=FIXED):
     return open_state(folder, addresses, pytest.fail)
 
 
-def test_second_server_is_told_which_process_has_the_folder(folder):
+def test_second_server_error_names_process_that_has_folder(folder):
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdin=-1, stdout=-1, text=True)
     try:
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(ConfigurationError, match=f"process {holder.pid}, uses the state folder .* --state-dir"):
-            opened(folder)
+            open_folder(folder)
     finally:
         holder.kill()
         holder.communicate()
-    with opened(folder) as state:  # the lock of a server that was killed is stale
+    with open_folder(folder) as state:  # the lock of a server that was killed is stale
         assert state.lasting
         assert (folder / "lock").read_text() == str(os.getpid())
 
@@ -59,16 +59,16 @@ def test_folder_that_others_may_enter_is_refused(folder, tmp_path, how):
     else:
         folder.write_text("")
     with pytest.raises(ConfigurationError, match=r"chmod 700|is a link|File exists"):
-        opened(folder)
+        open_folder(folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 def test_files_of_another_user_are_refused(folder):
-    with opened(folder):
+    with open_folder(folder):
         pass
     os.chown(folder, 65534, 65534)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
-        opened(folder)
+        open_folder(folder)
     os.chown(folder, 0, 0)
     find_token(None, {}, folder)
     os.chown(folder / "token", 65534, 65534)
@@ -77,7 +77,7 @@ def test_files_of_another_user_are_refused(folder):
 
 
 def test_generated_token_is_kept(folder):
-    with opened(folder):
+    with open_folder(folder):
         token = find_token(None, {}, folder)
         assert token.origin == GENERATED
         assert find_token(None, {}, folder) == token
@@ -86,8 +86,8 @@ def test_generated_token_is_kept(folder):
 
 
 @pytest.mark.parametrize("how", ["mode", "link"])
-def test_token_and_key_that_others_may_have_written_are_refused(folder, how):
-    with opened(folder):
+def test_writable_token_and_key_files_are_refused(folder, how):
+    with open_folder(folder):
         token = find_token(None, {}, folder).value
         key = self_signed(folder / "tls").key
         for file in (folder / "token", key):
@@ -103,21 +103,24 @@ def test_token_and_key_that_others_may_have_written_are_refused(folder, how):
             self_signed(folder / "tls")
 
 
-def test_default_folder_is_that_of_the_port(tmp_path, monkeypatch):
+def test_default_state_folder_follows_port(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with opened(None) as first, opened(None, ListenAddresses("::", {"http": ListenAddress("", 80)})) as second:
+    with (
+        open_folder(None) as first,
+        open_folder(None, ListenAddresses("::", {"http": ListenAddress("", 80)})) as second,
+    ):
         assert first.folder == tmp_path / "djinn" / "servers" / "127.0.0.1-5556"
         assert second.folder.name == "::-80"
         assert first.folder.stat().st_mode & 0o077 == 0
-    with opened(None, ListenAddresses()) as temporary, opened(None, ListenAddresses()) as other:
+    with open_folder(None, ListenAddresses()) as temporary, open_folder(None, ListenAddresses()) as other:
         assert not temporary.lasting
         assert temporary.folder != other.folder
     assert not temporary.folder.exists()
     assert first.folder.exists()
 
 
-def test_server_without_a_place_for_its_state_starts(tmp_path, monkeypatch):
+def test_server_starts_without_state_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "file").write_text("")
@@ -126,4 +129,4 @@ def test_server_without_a_place_for_its_state_starts(tmp_path, monkeypatch):
         assert not state.lasting
     assert "--state-dir" in told[0]
     with pytest.raises(ConfigurationError, match="cannot create the state folder"):
-        opened(tmp_path / "file" / "state")
+        open_folder(tmp_path / "file" / "state")

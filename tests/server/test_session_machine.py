@@ -35,7 +35,7 @@ def test_random_events_keep_the_invariants():
         world.finish()
 
 
-def replayed(path):
+def replay_path(path):
     world = World()
     for choice in path:
         world.happen(world.events()[choice])
@@ -43,7 +43,7 @@ def replayed(path):
 
 
 def violation(call, *arguments):
-    """Return the invariant that a call violates; "" if it violates none."""
+    """Return the invariant that a call violates, or "" if it violates none."""
     try:
         call(*arguments)
     except Exception as error:
@@ -53,12 +53,12 @@ def violation(call, *arguments):
 
 def successors(path):
     """Yield the world after each event that can follow the sequence `path`, that longer sequence, and what the event violates."""
-    for choice in range(len(replayed(path).events())):
-        world = replayed(path)
+    for choice in range(len(replay_path(path).events())):
+        world = replay_path(path)
         yield world, path + bytes([choice]), violation(world.happen, world.events()[choice])
 
 
-def explored(depth):
+def explore(depth):
     """Explore all sequences of events up to `depth`. Of sequences that lead to equal states, only the first goes on.
 
     No two states are symmetric, because each session has its own messages. Return the states, and the first sequence for each violation.
@@ -81,12 +81,12 @@ def explored(depth):
 
 
 def test_all_sequences_keep_the_invariants():
-    states, violations = explored(DEPTH)
+    states, violations = explore(DEPTH)
     assert len(states) > DEPTH
     assert not violations
 
 
-def explored_apart(depth):
+def explore_separately(depth):
     """Explore each sequence of events up to `depth`. Return as `explored`, and for each state the outcomes of its events."""
     states, violations, outcomes, frontier = {World().state()}, {}, defaultdict(set), [b""]
     for _ in range(depth):
@@ -100,7 +100,7 @@ def explored_apart(depth):
                     following.append(longer)
                 if wrong := violated or violation(world.finish):
                     violations.setdefault(wrong, longer)
-            outcomes[replayed(path).state()].add(tuple(found))
+            outcomes[replay_path(path).state()].add(tuple(found))
         frontier = following
     return states, violations, outcomes
 
@@ -114,8 +114,8 @@ def resume_when_message_arrives(machine, now):
 def test_merged_sequences_find_states_and_violations_of_all_sequences(monkeypatch, broken):
     if broken is not None:
         monkeypatch.setattr(SessionMachine, "_next_of_current", broken)
-    states, violations, outcomes = explored_apart(APART)
-    assert explored(APART) == (states, violations)
+    states, violations, outcomes = explore_separately(APART)
+    assert explore(APART) == (states, violations)
     assert bool(violations) == (broken is not None)
     assert all(len(different) == 1 for different in outcomes.values()), "equal states go on in different ways"
 

@@ -46,8 +46,8 @@ def test_idle_sessions_need_no_threads(executor, dial, ask, wait_for):
     wait_for(lambda: not executor.status().sessions, "the end of the sessions")
 
 
-class Silent(Connection):
-    """A connection over which nothing comes, with a descriptor or without one."""
+class SilentConnection(Connection):
+    """A connection that receives nothing, with a descriptor or without one."""
 
     def __init__(self, number=None):
         self.number = number
@@ -66,11 +66,11 @@ class Silent(Connection):
 
 
 def run(threads, pauses, wakeup):
-    """Run a session; an event that is set once it has ended."""
+    """Run a session in a thread. Return an event that is set at its end."""
     ended, wanted = threading.Event(), CancellationState(FairShare().share(), UsageMetrics(), wakeup)
 
     def session():
-        with threads.polling(wanted, PlainExecutorChannel(Silent())):
+        with threads.polling(wanted, PlainExecutorChannel(SilentConnection())):
             yield from pauses()
         ended.set()
 
@@ -126,14 +126,17 @@ def test_wakeup_ends_pause_with_distant_deadline(seconds):
 
 
 def alternate(threads, pairs, handle, used=lambda _: 0.0):
-    """Sessions that are brief; each calls `handle` with its number for each byte, until the connection ends. `used`: its device seconds."""
+    """Run brief sessions. Each calls `handle` with its number for each byte, until its connection ends.
+
+    `used`: device seconds by session.
+    """
     ended = []
     for number, (near, _) in enumerate(pairs):
 
         def pauses(number=number, near=near):
             near.setblocking(False)
             while True:
-                yield Pause(connection=PlainExecutorChannel(Silent(near.fileno())), used=used(number))
+                yield Pause(connection=PlainExecutorChannel(SilentConnection(near.fileno())), used=used(number))
                 with contextlib.suppress(BlockingIOError):
                     if not near.recv(1):
                         return
@@ -236,7 +239,7 @@ def test_session_without_descriptor_keeps_thread(number):
     def pauses():
         for _ in range(2):
             seen.append(threading.current_thread())
-            yield Pause(connection=PlainExecutorChannel(Silent(number)), lingers=True)
+            yield Pause(connection=PlainExecutorChannel(SilentConnection(number)), lingers=True)
 
     assert run(threads, pauses, wakeup).is_set(), "it has run to its end before `run` returned"
     assert set(seen) == {threading.current_thread()}
@@ -247,7 +250,7 @@ def test_reused_descriptor_wakes_both_sessions():
     number = near.fileno()
 
     def pauses():
-        yield Pause(connection=PlainExecutorChannel(Silent(number)))
+        yield Pause(connection=PlainExecutorChannel(SilentConnection(number)))
 
     first = run(threads, pauses, Wakeup())
     near.close()
@@ -280,7 +283,7 @@ def test_threads_end_with_the_last_session():
 
 @pytest.fixture
 def no_thread_starts(monkeypatch):
-    """An event. While it is set, no thread of a session can be started."""
+    """Yield an event. While it is set, no thread of a session can be started."""
     refuse, start = threading.Event(), threading.Thread.start
 
     def start_or_refuse(thread):
@@ -296,7 +299,7 @@ def one_pause():
     yield Pause()
 
 
-def test_sessions_go_on_while_no_thread_can_be_started(no_thread_starts, wait_for):
+def test_sessions_continue_while_no_thread_can_be_started(no_thread_starts, wait_for):
     threads, wakeups = SessionThreads(), [Wakeup() for _ in range(3)]
     before = {thread for thread in threading.enumerate() if thread.name == "djinn-session"}
     ended = [run(threads, one_pause, wakeup) for wakeup in wakeups]

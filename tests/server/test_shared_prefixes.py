@@ -32,7 +32,7 @@ FAMILIES = {
 
 
 @pytest.fixture
-def caching():
+def caching_session():
     with configured(executor="inline", plugin_settings=CACHE, threads=1, exact=False):
         djinn.init()
         yield
@@ -49,7 +49,7 @@ def prompts(*lengths, shared=SHARED):
     return [torch.cat([first, one], 1) for one in rest]
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_after_a_common_prefix_gives_logits_and_cache_of_local(family):
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -72,7 +72,7 @@ def test_prefill_after_a_common_prefix_gives_logits_and_cache_of_local(family):
 
 
 class Model:
-    """One layer of attention. Its parts can be replaced by parts that mix rows."""
+    """A layer of attention. Its parts can be replaced by parts that mix rows."""
 
     def __init__(self, **parts):
         generator = torch.Generator().manual_seed(1)
@@ -81,7 +81,7 @@ class Model:
         self.parts = {
             "positions": lambda n, d: torch.arange(n, device=d),
             "mix": lambda x, _: x,
-            "attend": causal,
+            "attend": causal_attention,
         } | parts
 
     def run(self, ids, device, shift=0):
@@ -97,15 +97,15 @@ class Model:
         return k, v, torch.tanh(torch.nn.functional.linear(made, at["out"]) + x)[:, -1].sum(-1)
 
 
-def causal(q, k, v):
+def causal_attention(q, k, v):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def everywhere(q, k, v):
+def full_attention(q, k, v):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-def masked(allowed):
+def masked_attention(allowed):
     def attend(q, k, v):
         row = torch.arange(q.shape[-2], device=q.device)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, allowed(row[:, None], row[None]))
@@ -113,8 +113,8 @@ def masked(allowed):
     return attend
 
 
-def reused(model, *runs):
-    """Return how many of the runs used an earlier one. Compare each with the local result."""
+def count_reused_runs(model, *runs):
+    """Return how many of the runs reused an earlier run. Compare each with the local result."""
     before = runs_reused()
     for ids, shift in runs:
         found, expected = model.run(ids, REMOTE, shift), model.run(ids, "cpu", shift)
@@ -126,15 +126,17 @@ def reused(model, *runs):
 
 SOUND = {
     "causal": {},
-    "causal mask": {"attend": masked(lambda row, key: key <= row)},
-    "window": {"attend": masked(lambda row, key: (key <= row) & (key > row - 7))},
+    "causal mask": {"attend": masked_attention(lambda row, key: key <= row)},
+    "window": {"attend": masked_attention(lambda row, key: (key <= row) & (key > row - 7))},
     "norm of a row": {"mix": lambda x, _: torch.nn.functional.layer_norm(x, (WIDTH,))},
     "repeated": {"positions": lambda n, d: torch.arange(n, device=d) % 5},
 }
 UNSOUND = {
-    "attention to later rows": {"attend": everywhere},
-    "one later row": {"attend": masked(lambda row, key: (key <= row) | ((row == 3) & (key == 27)))},
-    "mask depends on the length": {"attend": masked(lambda row, key: (key <= row) & (row + key != key.shape[1]))},
+    "attention to later rows": {"attend": full_attention},
+    "one later row": {"attend": masked_attention(lambda row, key: (key <= row) | ((row == 3) & (key == 27)))},
+    "mask depends on the length": {
+        "attend": masked_attention(lambda row, key: (key <= row) & (row + key != key.shape[1]))
+    },
     "mean of the rows": {"mix": lambda x, _: x + x.mean(1, keepdim=True)},
     "sum over rows": {"mix": lambda x, _: x.cumsum(1)},
     "norm of all rows": {"mix": lambda x, _: torch.nn.functional.layer_norm(x, x.shape[1:])},
@@ -152,44 +154,44 @@ UNSOUND = {
 SOUND_FOR_ONE_LENGTH = {"mask depends on the length", "positions from the end", "number of rows"}
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 @pytest.mark.parametrize("parts", SOUND.values(), ids=SOUND)
 def test_rows_of_an_earlier_run_are_reused_if_they_depend_on_no_later_row(parts):
-    assert reused(Model(**parts), *[(ids, 0) for ids in prompts(28, 35, 40, 27)]) == 3
+    assert count_reused_runs(Model(**parts), *[(ids, 0) for ids in prompts(28, 35, 40, 27)]) == 3
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 @pytest.mark.parametrize("name", UNSOUND)
 def test_runs_whose_first_rows_depend_on_later_ones_are_computed(name):
     lengths = (28, 35, 40, 27) if name in SOUND_FOR_ONE_LENGTH else (28, 28, 35, 35)
-    assert reused(Model(**UNSOUND[name]), *[(ids, 0) for ids in prompts(*lengths)]) == 0
+    assert count_reused_runs(Model(**UNSOUND[name]), *[(ids, 0) for ids in prompts(*lengths)]) == 0
 
 
-@pytest.mark.usefixtures("caching")
+@pytest.mark.usefixtures("caching_session")
 class TestKey:
     def test_other_positions_are_computed(self):
         first, second, third = prompts(28, 35, 40)
-        assert reused(Model(), (first, 0), (second, 1), (third, 1)) == 1
+        assert count_reused_runs(Model(), (first, 0), (second, 1), (third, 1)) == 1
 
     def test_other_weights_are_computed(self):
         model, (first, second, third) = Model(), prompts(28, 35, 40)
-        assert reused(model, (first, 0)) == 0
+        assert count_reused_runs(model, (first, 0)) == 0
         model.weights["qkv"] = model.weights["qkv"] + 1
-        assert reused(model, (second, 0), (third, 0)) == 1
+        assert count_reused_runs(model, (second, 0), (third, 0)) == 1
 
     def test_other_shapes_are_computed(self):
         model, (first, second) = Model(), prompts(28, 35)
         for ids, sizes in ((first, (2, 8)), (second, (4, 4))):
             model.parts["mix"] = lambda x, _, sizes=sizes: x.view(1, -1, *sizes).softmax(-1).view(1, -1, WIDTH)
-            assert reused(model, (ids, 0)) == 0
+            assert count_reused_runs(model, (ids, 0)) == 0
 
     def test_short_common_prefix_is_computed(self):
-        assert reused(Model(), *[(ids, 0) for ids in prompts(28, 35, shared=4)]) == 0
+        assert count_reused_runs(Model(), *[(ids, 0) for ids in prompts(28, 35, shared=4)]) == 0
 
     def test_prompt_that_an_earlier_one_begins_with_is_reused(self):
         (ids,) = prompts(40)
         lengths = (40, 30, 29, 28)  # the client has the layouts of the second run checked
-        assert reused(Model(), *[(ids[:, :length].clone(), 0) for length in lengths]) >= 2
+        assert count_reused_runs(Model(), *[(ids[:, :length].clone(), 0) for length in lengths]) >= 2
 
     def test_writes_into_results_do_not_change_later_runs(self):
         model, (first, second, third) = Model(), prompts(28, 35, 40)
@@ -200,10 +202,10 @@ class TestKey:
         for one in kept:
             one.zero_()
         djinn.synchronize()
-        assert reused(model, (third, 0)) == 1
+        assert count_reused_runs(model, (third, 0)) == 1
 
 
 def test_exact_sessions_compute_all_rows():
     with configured(executor="inline", plugin_settings=CACHE, threads=1):
         djinn.init()
-        assert reused(Model(), *[(ids, 0) for ids in prompts(28, 35, 40)]) == 0
+        assert count_reused_runs(Model(), *[(ids, 0) for ids in prompts(28, 35, 40)]) == 0

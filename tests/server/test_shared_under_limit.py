@@ -84,7 +84,7 @@ def limited(own_server, folder):
     return own_server("--models", str(folder), "--threads", "1", "--memory-gib", str(LIMIT / 2**30))
 
 
-def test_random_programs_of_several_sessions_are_right(limited, folder, python, plain_environment):
+def test_random_programs_of_several_sessions_equal_local(limited, folder, python, plain_environment):
     env = plain_environment | {"DJINN_CONNECTION_FILE": str(limited.file)}
     clients = [python.start_talking("-c", CLIENT, env=env) for _ in range(3)]
     try:
@@ -129,7 +129,7 @@ def test_shared_weights_count_once_and_are_dropped(limited, folder):
         assert executor_figures()["memory_shared"] == 0
 
 
-def test_freed_values_make_room_once(limited, folder):
+def test_freed_values_are_subtracted_once(limited, folder):
     with configured(connection_file=limited.file):
         djinn.init()
         weights = djinn.open_weights(f"file:{folder}")

@@ -14,7 +14,7 @@ ORIGIN = Origin("file:x", WeightKey(bytes(32), "x", 0, 16))
 
 
 def test_overwritten_poison_has_own_memory():
-    """A refused program poisons what it would have written without a copy; an op that overwrites all of it makes it a tensor again."""
+    """A refused program poisons its outputs without a copy. A complete overwrite makes an output a tensor again."""
     memory = torch.ones(4)
     values = ValueTable()
     with torch.inference_mode():
@@ -33,7 +33,7 @@ def test_overwritten_poison_has_own_memory():
 
 
 def test_relaid_view_is_not_named_by_address():
-    """A snapshot would name it with an address at which other bytes are."""
+    """A snapshot would name the view with an address of other bytes."""
     values = ValueTable()
     values[HANDLE] = torch.ones(2, 2)
     values[HANDLE + 1] = values[HANDLE].t()

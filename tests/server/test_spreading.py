@@ -17,8 +17,8 @@ from tests.shared.servers import start_server
 
 
 @pytest.fixture(scope="module")
-def two(python, tmp_path_factory, plain_environment):
-    """Two servers with one executor each."""
+def two_servers(python, tmp_path_factory, plain_environment):
+    """Yield two servers with one executor each."""
     environment = plain_environment | {"DJINN_TOKEN": "t" * 32}
     folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
     servers = [start_server(python.start, folder, env=environment) for folder in folders]
@@ -32,7 +32,7 @@ def settings(servers, **others):
 
 
 def sessions(chosen, count):
-    """That many clients, one after the other; all are open until the end. The server of each, by its address."""
+    """Open `count` clients in sequence until the end of the block. Yield the server address of each."""
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds=CLIENT_KINDS)
     opened = [open_connections(chosen, registry, ()) for _ in range(count)]
     for members in opened:
@@ -42,29 +42,29 @@ def sessions(chosen, count):
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_clients_spread_over_two_servers(two, count):
-    found = sessions(settings(two), count)
-    counts = [found.count(server.url("tcp")) for server in two]
+def test_clients_spread_over_two_servers(two_servers, count):
+    found = sessions(settings(two_servers), count)
+    counts = [found.count(server.url("tcp")) for server in two_servers]
     assert sum(counts) == count
     # On a busy machine a report of an executor comes late, and counts one session less.
     assert max(counts) - min(counts) <= 2
 
 
-def test_without_spreading_the_first_server_comes_first(two):
-    assert set(sessions(settings(two, spread=False), 2)) == {two[0].url("tcp")}
-    assert set(sessions(settings(two[::-1], memory_limits={"0": "1 GiB"}), 2)) == {two[1].url("tcp")}
+def test_without_spreading_the_first_server_comes_first(two_servers):
+    assert set(sessions(settings(two_servers, spread=False), 2)) == {two_servers[0].url("tcp")}
+    assert set(sessions(settings(two_servers[::-1], memory_limits={"0": "1 GiB"}), 2)) == {two_servers[1].url("tcp")}
 
 
-def test_equal_servers_are_chosen_by_chance(two, monkeypatch):
+def test_equal_servers_are_chosen_by_chance(two_servers, monkeypatch):
     monkeypatch.setattr(connecting, "ask_loads", lambda servers: [(0.0, 0)] * len(servers))
     drawn = iter([0.1, 0.9, 0.9, 0.1])
     monkeypatch.setattr(connecting.random, "random", lambda: next(drawn))
-    assert sessions(settings(two), 2) == [server.url("tcp") for server in two]
+    assert sessions(settings(two_servers), 2) == [server.url("tcp") for server in two_servers]
 
 
-def test_unreachable_server_is_skipped(two):
-    chosen = Settings(servers=("tcp://127.0.0.1:1", two[1].url("tcp")), token="t" * 32)
-    assert sessions(chosen, 1) == [two[1].url("tcp")]
+def test_unreachable_server_is_skipped(two_servers):
+    chosen = Settings(servers=("tcp://127.0.0.1:1", two_servers[1].url("tcp")), token="t" * 32)
+    assert sessions(chosen, 1) == [two_servers[1].url("tcp")]
 
 
 @pytest.mark.parametrize("count", [3, 8, 20])
@@ -87,8 +87,8 @@ def test_clients_spread_over_executors_of_server(python, tmp_path, plain_environ
         server.stop()
 
 
-def test_unreachable_server_of_pool_is_named(two):
-    with configured(servers=["tcp://127.0.0.1:1", two[0].url("tcp")], token="t" * 32, disable=("local",)):
+def test_unreachable_server_of_pool_is_named(two_servers):
+    with configured(servers=["tcp://127.0.0.1:1", two_servers[0].url("tcp")], token="t" * 32, disable=("local",)):
         gone, there = djinn.compat.coordinator().servers
     assert gone.url.endswith(":1")
     assert gone.error

@@ -104,8 +104,8 @@ def reaching(folder):
 
 
 @pytest.fixture(scope="module")
-def world():
-    """A server with two tenants that have system users, and the tokens of the tenants."""
+def tenant_server():
+    """Return a server with two tenants that have system users, and the tenants' tokens."""
     folder = Path(
         tempfile.mkdtemp(prefix="djinn-users-", dir="/var/tmp")
     )  # other users may not enter the folders of pytest
@@ -131,8 +131,8 @@ def world():
     shutil.rmtree(folder)
 
 
-def using(world, tenant):
-    server, tokens = world
+def connect_tenant(tenant_server, tenant):
+    server, tokens = tenant_server
     given = {
         "servers": [server.server.urls["tcps"]],
         "tls_fingerprints": [server.server.connection.fingerprint],
@@ -157,8 +157,8 @@ def status_of(process):
     return [dict(line.split(":\t", 1) for line in task if ":\t" in line) for task in lines]
 
 
-def test_executor_has_its_tenants_user_and_no_other_rights(world):
-    with using(world, "alice"):
+def test_executor_runs_with_rights_of_its_tenant_user_only(tenant_server):
+    with connect_tenant(tenant_server, "alice"):
         djinn.init()
         (process,) = executors()
         for task in status_of(process):
@@ -169,24 +169,24 @@ def test_executor_has_its_tenants_user_and_no_other_rights(world):
             assert task["Seccomp"] == ("2" if importlib.util.find_spec("pyseccomp") else "0")
 
 
-def test_executor_has_no_terminal_and_no_packages_of_its_user(world):
-    with using(world, "alice"):
+def test_executor_has_no_terminal_and_no_packages_of_its_user(tenant_server):
+    with connect_tenant(tenant_server, "alice"):
         said = run_inside("import os, sys; print(os.getsid(0) == os.getpid(), sys.flags.no_user_site)")
         assert said == "True 1"
 
 
 @pytest.mark.parametrize(("tenant", "more"), [("alice", {"HF_TOKEN"}), ("bob", set())])
-def test_executor_gets_harmless_and_passed_variables_only(world, tenant, more):
-    with using(world, tenant):
+def test_executor_gets_harmless_and_passed_variables_only(tenant_server, tenant, more):
+    with connect_tenant(tenant_server, tenant):
         names = set(run_inside("import os; print(*os.environ)").split())
         assert names & VARIABLES.keys() == {"PASSED_ON", "OMP_HARMLESS"} | more
         assert {"PATH", "PYTHONPATH", "HOME", "USER"} <= names
         assert not [name for name in names if name.startswith("DJINN_")]
 
 
-def test_executor_writes_to_a_pipe_that_the_gateway_logs(world):
-    server, _ = world
-    with using(world, "bob"):
+def test_executor_writes_to_a_pipe_that_the_gateway_logs(tenant_server):
+    server, _ = tenant_server
+    with connect_tenant(tenant_server, "bob"):
         written = "forged\x1b[2J line"
         said = run_inside(
             f"import os; os.write(2, {written!r}.encode() + bytes([10])); print(os.readlink('/proc/self/fd/2'))"
@@ -199,8 +199,8 @@ def test_executor_writes_to_a_pipe_that_the_gateway_logs(world):
     assert "\x1b" not in line
 
 
-def test_relay_connects_to_no_socket_of_another_user(world, registry, ask):
-    server, tokens = world
+def test_relay_connects_to_no_socket_of_another_user(tenant_server, registry, ask):
+    server, tokens = tenant_server
     place = server.folder.parent / "victim.sock"
     victim = socket.socket(socket.AF_UNIX)
     victim.bind(str(place))
@@ -217,7 +217,7 @@ def test_relay_connects_to_no_socket_of_another_user(world, registry, ask):
         return answer.reason
 
     try:
-        with using(world, "alice"):
+        with connect_tenant(tenant_server, "alice"):
             assert "ticket" in relayed(), "as the executor says"
             find = f"import glob, os; (at,) = [p for p in glob.glob('{tempfile.gettempdir()}/djinn-run-*/executor.sock') if os.stat(os.path.dirname(p)).st_uid == os.getuid()]; "
             run_inside(f"{find}os.rename(at, at + '.kept'); os.symlink({str(place)!r}, at)")
@@ -230,10 +230,10 @@ def test_relay_connects_to_no_socket_of_another_user(world, registry, ask):
         victim.close()
 
 
-def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(world):
-    server, _ = world
+def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(tenant_server):
+    server, _ = tenant_server
     tenants = server.folder.parent / "tenants"
-    with using(world, "bob"):
+    with connect_tenant(tenant_server, "bob"):
         kept = torch.arange(1000.0).to(REMOTE)
         djinn.synchronize()
         victims = [*executors(), server.server.process.pid]
@@ -245,7 +245,7 @@ def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(world):
         )
         assert kept.sum().item() == 499500.0
     server_files = [path for path in files if path.exists()]
-    with using(world, "alice"):
+    with connect_tenant(tenant_server, "alice"):
         torch.ones(1, device=REMOTE).item()
         (own,) = (tenants / "alice" / "journals").glob("*.journal")
         assert attempt([own], [own.parent]) == {f"read {own}": "done", f"list {own.parent}": "done"}
@@ -254,9 +254,9 @@ def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(world):
         assert set(found.values()) <= {"EACCES", "EPERM"}, found
 
 
-def test_model_runs_and_survives_the_gateways_and_the_executors_end(world):
-    server, _ = world
-    with using(world, "alice"):
+def test_model_runs_and_survives_the_gateways_and_the_executors_end(tenant_server):
+    server, _ = tenant_server
+    with connect_tenant(tenant_server, "alice"):
         expected = PROGRAMS["train"](lambda _: None)
         before = resume_count()
         strikes = {5: server.restart, 25: lambda: kill(executors())}
@@ -268,15 +268,15 @@ def test_model_runs_and_survives_the_gateways_and_the_executors_end(world):
         assert status_of(process)[0]["Uid"].split()[0] == "70001"
 
 
-def test_tenant_without_a_user_is_refused(world):
+def test_tenant_without_a_user_is_refused(tenant_server):
     with (
-        using(world, "carol"),
+        connect_tenant(tenant_server, "carol"),
         pytest.raises(djinn.errors.AccessRefused, match=r"no system user for the tenant 'carol'.*--tenant-user"),
     ):
         djinn.init()
 
 
-def test_missing_right_is_refused_at_the_start(tmp_path, monkeypatch):
+def test_missing_right_is_refused_at_start(tmp_path, monkeypatch):
     monkeypatch.setattr(accounts, "_NEEDED", {"CAP_OF_THE_FUTURE": 63})
     with pytest.raises(ConfigurationError, match=r"the gateway lacks CAP_OF_THE_FUTURE\. Run `djinn serve` as root"):
         open_users(["alice=70001"], tmp_path)
@@ -313,6 +313,6 @@ def test_server_refuses_weight_folder_that_a_user_cannot_enter(tmp_path, flag):
         (["alice=70001", "alice=70002"], "twice"),
     ],
 )
-def test_wrong_users_are_refused_at_the_start(tmp_path, entries, message):
+def test_invalid_users_are_refused_at_start(tmp_path, entries, message):
     with pytest.raises(ConfigurationError, match=message):
         open_users(entries, tmp_path / "tenants")

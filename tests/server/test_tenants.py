@@ -22,7 +22,7 @@ SECONDS = 300.0
 
 @pytest.fixture
 def tenants(monkeypatch):
-    """Executors for at most two tenants. Tickets expire at once."""
+    """Return executors for at most two tenants. Tickets expire at once."""
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 0.0)
     made = Tenants([ExecutorConfig("cpu", threads=1)], SECONDS, lambda: 9, most=2)
     made.wait_ready()
@@ -31,10 +31,10 @@ def tenants(monkeypatch):
 
 
 @pytest.fixture
-def begin(tenants, dial, ask):
+def begin_session(tenants, dial, ask):
     """Return a function that begins a session of a tenant, as a gateway does, and returns its connection."""
 
-    def begin(tenant):
+    def begin_session(tenant):
         pool = tenants.start_pool(tenant)
         assert isinstance(pool, Pool)
         _, executor = pool.assign(AssignmentRequest(tenant, ()))
@@ -42,7 +42,7 @@ def begin(tenants, dial, ask):
         assert isinstance(ask(connection, Attach(executor.issue_ticket(badge=Badge(tenant)), "")), Attached)
         return connection
 
-    return begin
+    return begin_session
 
 
 def names(tenants):
@@ -53,23 +53,23 @@ def sessions(tenants, tenant):
     return [one for status in tenants.statuses(tenant) for one in status.sessions]
 
 
-def test_longest_idle_tenant_is_evicted_for_a_new_tenant(tenants, begin, wait_for):
-    first, second = begin("alice"), begin("bob")
+def test_longest_idle_tenant_is_evicted_for_a_new_tenant(tenants, begin_session, wait_for):
+    first, second = begin_session("alice"), begin_session("bob")
     refused = tenants.start_pool("carol")
     assert isinstance(refused, Denial)
     assert refused.retry
     assert "2 tenants, its maximum, and none is idle" in refused.reason
     first.close()
     wait_for(lambda: not sessions(tenants, "alice"), "the end of the session")
-    third = begin("carol")
+    third = begin_session("carol")
     assert names(tenants) == {"bob", "carol"}
     assert sessions(tenants, "bob"), "its session goes on"
     for tenant, connection in (("carol", third), ("bob", second)):
         connection.close()
         wait_for(lambda tenant=tenant: not sessions(tenants, tenant), "the end of the session")
-    begin("bob").close()  # so that carol is the idlest
+    begin_session("bob").close()  # so that carol is the idlest
     wait_for(lambda: not sessions(tenants, "bob"), "the end of the session")
-    begin("dave")
+    begin_session("dave")
     assert names(tenants) == {"bob", "dave"}
 
 
@@ -81,9 +81,9 @@ def test_recently_admitted_tenant_is_not_evicted(tenants, monkeypatch):
     assert names(tenants) == {"alice", "bob"}
 
 
-def test_tenant_with_dead_executor_is_not_idle(tenants, begin, wait_for, monkeypatch):
+def test_tenant_with_dead_executor_is_not_idle(tenants, begin_session, wait_for, monkeypatch):
     for tenant in ("alice", "bob"):
-        begin(tenant)
+        begin_session(tenant)
     (status,) = tenants.statuses("alice")
     os.kill(status.process, signal.SIGKILL)
     assert isinstance(tenants.start_pool("carol"), Denial), "while its successor starts"

@@ -28,7 +28,7 @@ def test_ticket_is_valid_once_and_names_client():
     assert checker.redeem(ticket) is None
 
 
-def test_tickets_of_another_executor_and_changed_ones_are_refused():
+def test_foreign_and_changed_tickets_are_refused():
     key = new_key()
     ticket = issue_ticket(key, "laptop")
     assert TicketChecker(new_key()).redeem(ticket) is None
@@ -71,7 +71,7 @@ def test_network_needs_token_and_tls_decision(host):
         check_exposure(host, supplied=True, protected=False)
 
 
-def test_token_sources(tmp_path):
+def test_token_sources_have_documented_precedence(tmp_path):
     file = tmp_path / "token"
     file.write_text("f" * 32 + "\n")
     file.chmod(0o600)
@@ -96,7 +96,7 @@ def test_tokens_match_exactly():
     assert not any(SUPPLIED.matches(text) for text in ("", "a" * 31, "a" * 33, "b" * 32, "ä" * 32))
 
 
-def test_readers_find_the_connection_file_whole(tmp_path):
+def test_connection_file_is_replaced_atomically(tmp_path):
     path = tmp_path / "new" / "connection.json"
     contents = [ConnectionFile((f"tcp://host:{n}",) * n, str(n)) for n in range(0, 300, 10)]
     write_connection_file(path, contents[0])
@@ -119,7 +119,7 @@ def test_readers_find_the_connection_file_whole(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["connection.json"]
 
 
-def test_only_the_own_connection_file_is_removed(tmp_path):
+def test_server_removes_only_its_own_connection_file(tmp_path):
     path = tmp_path / "connection.json"
     mine, successors = ConnectionFile(("tcp://a:1",), "1"), ConnectionFile(("tcp://a:2",), "2")
     write_connection_file(path, successors)

@@ -18,8 +18,8 @@ LENGTHS = (0.0, 0.001, 0.01, 0.1, 1.0)
 
 
 @attrs.define(eq=False)
-class Session(Account):
-    """An account with what the test knows of it."""
+class QueuedSession(Account):
+    """An account, with the test's expectations about it."""
 
     asks: int = 0
     turns: int = 0
@@ -30,12 +30,12 @@ class Session(Account):
         return self.asks > self.turns
 
 
-class World:
-    """A queue with its sessions, and a clock that the test advances. Each method is an event, after which the invariants hold."""
+class QueueWorld:
+    """A turn queue with sessions and a clock. Each method is an event, after which the invariants hold."""
 
     def __init__(self, random, count):
         self.random, self.now, self.queue = random, 0.0, TurnQueue(moment=0.01)
-        self.sessions = [Session() for _ in range(count)]
+        self.sessions = [QueuedSession() for _ in range(count)]
         self.running = None
 
     def step(self):
@@ -51,16 +51,16 @@ class World:
             return
         session.asks += 1
         if self.random.random() < 0.5 and self.queue.start_at_once(session):
-            self.begun(session)
+            self.start_turn(session)
         else:
             self.queue.enqueue(session, self.now)
 
     def start(self, _):
         first = self.queue.start(self.now)
         if first is not None:
-            self.begun(first)
+            self.start_turn(first)
 
-    def begun(self, session):
+    def start_turn(self, session):
         assert self.running is None, "two sessions have the device"
         assert session.waits, "a turn that nobody asked for, or asked for once and had twice"
         session.turns += 1
@@ -98,7 +98,7 @@ class World:
         )
 
     def drain(self):
-        """With no further events but ends and the clock, each session that waits has its turn."""
+        """Let only turn ends and the clock happen, until each waiting session has had its turn."""
         for _ in range(2 * len(self.sessions) + 2):
             if self.running is not None:
                 self.queue.end(self.running, 0.0, self.now)
@@ -110,7 +110,7 @@ class World:
 
 def test_random_events_keep_turn_invariants():
     for seed in range(SEQUENCES):
-        world = World(random.Random(seed), 1 + seed % 5)
+        world = QueueWorld(random.Random(seed), 1 + seed % 5)
         try:
             for _ in range(30):
                 world.step()

@@ -30,8 +30,8 @@ M_PERTURB = -6
 
 
 @pytest.fixture
-def filled():
-    """Run a function while glibc fills each allocation with a byte."""
+def fill_allocations():
+    """Return a function that runs a function while glibc fills each allocation with a byte."""
     mallopt = ctypes.CDLL(None).mallopt
 
     def run(byte, function):
@@ -44,7 +44,7 @@ def filled():
     return run
 
 
-def octets(tensor):
+def storage_bytes(tensor):
     """Return all bytes of a tensor's storage, including gaps between elements."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
@@ -55,7 +55,7 @@ def function_of(name):
     return zero_filling(name, torch_private.kernel_of(resolve(name)))
 
 
-def copied(value):
+def copy_with_storage(value):
     """Copy a tensor with its storage size, strides and offset."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -66,10 +66,10 @@ def copied(value):
 
 def bytes_after(name, args, kwargs):
     """Run an op. Return the storage bytes of its results and operands."""
-    args, kwargs = tree_map(copied, (args, kwargs))
+    args, kwargs = tree_map(copy_with_storage, (args, kwargs))
     torch.manual_seed(0)
     made = function_of(name)(*args, **kwargs)
-    return [octets(t).clone() for t in tree_leaves((made, args, kwargs)) if isinstance(t, torch.Tensor)]
+    return [storage_bytes(t).clone() for t in tree_leaves((made, args, kwargs)) if isinstance(t, torch.Tensor)]
 
 
 LOG_PROBABILITIES = torch.rand(10, 3, 5).log()
@@ -96,9 +96,9 @@ PARTLY_WRITTEN = {
 
 
 @pytest.mark.parametrize("name", PARTLY_WRITTEN)
-def test_unwritten_bytes_of_results_are_zero(name, filled):
+def test_unwritten_bytes_of_results_are_zero(name, fill_allocations):
     args, kwargs = PARTLY_WRITTEN[name]
-    zeros, others = (filled(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
+    zeros, others = (fill_allocations(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
     assert all(map(torch.equal, zeros, others))
 
 
@@ -119,10 +119,10 @@ COMPOSITES = {
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["contiguous", "permuted", "strided", "empty"])
 @pytest.mark.parametrize("name", COMPOSITES)
-def test_norms_write_every_byte_without_zero_fill(name, layout, filled):
+def test_norms_write_every_byte_without_zero_fill(name, layout, fill_allocations):
     assert not needs_zero_fill(name)
     for args in COMPOSITES[name](layout):
-        zeros, others = (filled(byte, partial(bytes_after, name, args, {})) for byte in (0, 165))
+        zeros, others = (fill_allocations(byte, partial(bytes_after, name, args, {})) for byte in (0, 165))
         assert all(map(torch.equal, zeros, others))
 
 
@@ -134,60 +134,60 @@ def test_norms_write_every_byte_without_zero_fill(name, layout, filled):
         ("aten::resize_as_", (torch.ones(2), torch.ones(900)), torch.channels_last),
     ],
 )
-def test_storage_that_has_grown_when_its_op_raises_is_zero(name, args, memory_format, filled):
-    operand = copied(args[0])
+def test_storage_that_has_grown_when_its_op_raises_is_zero(name, args, memory_format, fill_allocations):
+    operand = copy_with_storage(args[0])
 
     def run():
         with pytest.raises(RuntimeError, match="format"):
             function_of(name)(operand, *args[1:], memory_format=memory_format)
 
-    filled(165, run)
-    assert len(octets(operand)) == 3600
-    assert not octets(operand)[8:].any()
+    fill_allocations(165, run)
+    assert len(storage_bytes(operand)) == 3600
+    assert not storage_bytes(operand)[8:].any()
 
 
-def test_deterministic_fill_zero_fills_gaps(filled):
+def test_deterministic_fill_zero_fills_gaps(fill_allocations):
     torch._C._set_deterministic_algorithms(True)  # the public function imports half of the compiler
     try:
-        made = filled(165, lambda: function_of("aten::empty_strided")([30, 20], [100, 3]))
+        made = fill_allocations(165, lambda: function_of("aten::empty_strided")([30, 20], [100, 3]))
     finally:
         torch._C._set_deterministic_algorithms(False)
-    gaps = octets(made).view(torch.float32).clone()
+    gaps = storage_bytes(made).view(torch.float32).clone()
     gaps.as_strided(made.shape, made.stride()).zero_()
     assert made.isnan().all()
     assert not gaps.any()
 
 
-def test_copy_with_strides_zero_fills_gaps(filled):
-    made = filled(165, lambda: copy_with_strides(torch.ones(30, 20), (100, 3)))
-    assert octets(made).view(torch.float32).sum() == made.sum() == 600
+def test_copy_with_strides_zero_fills_gaps(fill_allocations):
+    made = fill_allocations(165, lambda: copy_with_strides(torch.ones(30, 20), (100, 3)))
+    assert storage_bytes(made).view(torch.float32).sum() == made.sum() == 600
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_sparse_layout_calls_are_zero_filled(filled):
+def test_sparse_layout_calls_are_zero_filled(fill_allocations):
     randomness = DeviceRandomness(torch.device("cpu"))
     own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), randomness, [LayoutCalls()])
     call = own["djinn::layout_call"]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
-    zeros, others = (filled(byte, lambda: call("aten::empty_like", csr)) for byte in (0, 165))
-    assert all(torch.equal(octets(a), octets(b)) for a, b in zip(zeros, others, strict=True))
+    zeros, others = (fill_allocations(byte, lambda: call("aten::empty_like", csr)) for byte in (0, 165))
+    assert all(torch.equal(storage_bytes(a), storage_bytes(b)) for a, b in zip(zeros, others, strict=True))
 
 
 @pytest.mark.parametrize("op", ["aten::empty.memory_format", "aten::_ctc_loss"])
-def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, filled):
+def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, fill_allocations):
     """The stub replay allocates an uninitialized buffer. The stub region has this op only."""
     template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
     region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
     sizes = SimpleNamespace(floats=(), guard=lambda: None)
     compiled = CompiledRegion("fake", lambda _: [torch.empty(900)], template, region, sizes, lambda data: data)
     env = [torch.ones(1)]
-    filled(165, lambda: compiled.run(env))
-    assert not octets(env[0]).any()
+    fill_allocations(165, lambda: compiled.run(env))
+    assert not storage_bytes(env[0]).any()
 
 
 @pytest.mark.long
-def test_ops_without_zero_fill_write_every_byte(filled):
+def test_ops_without_zero_fill_write_every_byte(fill_allocations):
     """Uses sample calls of PyTorch's operator database."""
     calls = database_calls()
     checked = 0
@@ -198,7 +198,7 @@ def test_ops_without_zero_fill_write_every_byte(filled):
         except Exception:  # no program may contain it
             continue
         for args, kwargs in kept:
-            zeros, others = (filled(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
+            zeros, others = (fill_allocations(byte, partial(bytes_after, name, args, kwargs)) for byte in (0, 165))
             assert all(map(torch.equal, zeros, others)), name
             checked += 1
     assert checked > 1000

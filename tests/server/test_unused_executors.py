@@ -14,8 +14,8 @@ from djinn_server.control import Control
 
 
 @attrs.define
-class Serving:
-    """Stand-in for an executor, and how often it was told that time has passed."""
+class FakeServer:
+    """A fake executor that counts ticks."""
 
     idle: bool
     ticks: int = 0
@@ -29,7 +29,7 @@ class Serving:
 
 @pytest.fixture
 def pipes():
-    """Of orders and of reports: what an executor reads, what its parent writes, what an executor writes."""
+    """Yield three pipe ends: the executor's input, the parent's end of it, and the executor's output."""
     (orders, ordering), (reading, reports) = os.pipe(), os.pipe()
     yield orders, ordering, reports
     for descriptor in (ordering, reading, reports):
@@ -39,13 +39,13 @@ def pipes():
 def test_executor_without_session_ends(pipes, monkeypatch):
     monkeypatch.setattr(control, "_WATCH_SECONDS", 0.01)
     orders, _, reports = pipes
-    Control(orders, reports).run(Serving(idle=True), 0.05)  # returns
+    Control(orders, reports).run(FakeServer(idle=True), 0.05)  # returns
 
 
 def test_executor_with_session_stays(pipes, monkeypatch):
     monkeypatch.setattr(control, "_WATCH_SECONDS", 0.01)
     orders, ordering, reports = pipes
-    serving = Serving(idle=False)
+    serving = FakeServer(idle=False)
     thread = threading.Thread(target=Control(orders, reports).run, args=(serving, 0.05))
     thread.start()
     while not serving.ticks:

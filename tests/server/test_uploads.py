@@ -30,8 +30,8 @@ SIZE = 3 << 20
 ZEROS = compressed(bytes(4096), 4)
 
 
-class Interrupted:
-    """A connection on which Ctrl-C is pressed while the client waits for the `at`-th time."""
+class InterruptedConnection:
+    """A connection that presses Ctrl-C at the client's `at`-th wait."""
 
     def __init__(self, connection, at):
         self._connection = connection
@@ -47,8 +47,8 @@ class Interrupted:
         return self._connection.receive(timeout)
 
 
-class Late:
-    """A connection on which nothing is there before the client waits for it."""
+class LateConnection:
+    """A connection that delivers nothing before the client waits."""
 
     def __init__(self, connection):
         self._connection = connection
@@ -65,7 +65,7 @@ class Late:
 def test_upload_wait_names_user_line(keeping, monkeypatch):
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 20)
     link = only_executor().link
-    monkeypatch.setattr(link, "channel", Late(link.channel))
+    monkeypatch.setattr(link, "channel", LateConnection(link.channel))
     model = torch.nn.Sequential(*[torch.nn.Linear(600, 600) for _ in range(2)])
     with djinn.explain_waits() as report:
         model.to("remote_accelerator:0")
@@ -82,7 +82,7 @@ def test_interrupted_upload_keeps_its_contents(keeping, monkeypatch, at):
     expected = source.clone()
     target = torch.empty(SIZE, dtype=torch.uint8, device="remote_accelerator:0")
     connection = executor.link.channel
-    monkeypatch.setattr(executor.link, "channel", Interrupted(connection, at))
+    monkeypatch.setattr(executor.link, "channel", InterruptedConnection(connection, at))
     with pytest.raises(KeyboardInterrupt):
         target.copy_(source)
     monkeypatch.setattr(executor.link, "channel", connection)
@@ -93,7 +93,7 @@ def test_interrupted_upload_keeps_its_contents(keeping, monkeypatch, at):
 
 
 def test_handle_is_offered_again_after_its_value_was_freed(keeping):
-    """As by a router that copies a value to an executor for each part that reads it."""
+    """A router copies a value to an executor for each part that reads it."""
     executor, handle, replies = only_executor(), new_handle(), []
     values = [torch.randint(0, 256, (SIZE,), dtype=torch.uint8) for _ in range(2)]
     for value in values:
@@ -103,7 +103,7 @@ def test_handle_is_offered_again_after_its_value_was_freed(keeping):
         assert torch.equal(reply.wait().tensors[0], value)
 
 
-def test_progress_bar_of_upload(keeping):
+def test_upload_shows_progress_bar(keeping):
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     observer = UploadProgress(lambda: TerminalBar(console), patience=0.0)
@@ -120,7 +120,7 @@ def test_progress_bar_of_upload(keeping):
     assert observer._bar is None, "it ends with the upload"
 
 
-def test_progress_bar_of_server_read():
+def test_server_read_shows_progress_bar():
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=120)
     observer = ServerProgress(lambda: TerminalBar(console), patience=2.0)
@@ -187,7 +187,7 @@ def test_large_module_tensors_are_offered_together(keeping, monkeypatch):
 
 
 def test_memory_of_offered_tensor_is_not_reused(keeping, monkeypatch):
-    """Tensors are known again by where they lie; something else there would be taken for what it was."""
+    """Tensors are identified by address, so another tensor at the address would be mistaken for the first."""
     monkeypatch.setattr(uploads, "COPY_BYTES", 1 << 18)
     executor = only_executor()
     arrays = [np.ones(1 << 20, np.uint8) for _ in range(2)]

@@ -51,18 +51,18 @@ def test_killing_executor_gives_no_extra_time(tmp_path, plain_environment, pytho
     server = start_server(python.start, tmp_path, *options, "--lease-seconds", "0", env=plain_environment)
     settings = server.settings(token=token, connect_timeout=60.0)
 
-    def again():
+    def try_connect():
         try:
             return open_connections(settings, registry)
         except (AccessRefused, TransportError) as error:
             return str(error)
 
     try:
-        (opened,) = again()
+        (opened,) = try_connect()
         assert isinstance(ask(opened.connection, Submit(1)), Completed)
         opened.connection.close()
         os.kill(opened.attached.process, signal.SIGKILL)
-        wait_for(lambda: "your quota is 1e-09 s" in str(again()), "a refusal by the next executor")
+        wait_for(lambda: "your quota is 1e-09 s" in str(try_connect()), "a refusal by the next executor")
     finally:
         server.stop()
 

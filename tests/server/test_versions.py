@@ -17,7 +17,7 @@ from djinn_core.wire.messages import PROTOCOL_VERSION, Hello
 
 @pytest.fixture
 def client_of(connect, url_of, monkeypatch):
-    """Connects a client that says that it is of other versions."""
+    """Return a function that connects a client of other versions."""
 
     def client_of(kind=Hello, version="26.99.0", torch_version=str(torch.__version__), protocol=PROTOCOL_VERSION):
         def hello(_protocol, token, _version, _torch, *rest):
@@ -30,7 +30,7 @@ def client_of(connect, url_of, monkeypatch):
 
 
 class LaterHello(Hello, frozen=True, tag="Hello"):
-    """As a later version may send it: with one more field."""
+    """A Hello of a later version, with one more field."""
 
     more: str = "later"
 

@@ -51,7 +51,7 @@ def read(reader, address, name, start=0, size=None):
     return reader.read(address, key).result(10).view(entry.dtype)
 
 
-def test_file_folder_and_relative_path(reader, models):
+def test_reader_accepts_file_folder_and_relative_path(reader, models):
     for address in (f"file:{models}/model.safetensors", f"file:{models}", "file:model.safetensors"):
         opened = reader.open(address)
         assert list(opened.tensors) == ["a", "b", "empty"] or set(opened.tensors) == {"a", "b", "empty"}
@@ -61,7 +61,7 @@ def test_file_folder_and_relative_path(reader, models):
         assert not len(read(reader, address, "empty"))
 
 
-def test_address_is_literal_path(reader, models):
+def test_reader_takes_address_as_literal_path(reader, models):
     (models / "a#1?b.safetensors").write_bytes((models / "model.safetensors").read_bytes())
     assert set(reader.open("file:a#1?b.safetensors").tensors) == set(TENSORS)
     assert set(reader.open(f"file://{models}/model.safetensors").tensors) == set(TENSORS)
@@ -135,8 +135,8 @@ def test_links_within_the_folders_are_followed(reader, models):
     assert read(reader, f"file:{models}/model.safetensors", "a").equal(TENSORS["a"].flatten())
 
 
-class Careless(WeightSource):
-    """Weight source that checks no permissions and opens any path and any network address."""
+class CarelessSource(WeightSource):
+    """A weight source that checks no permissions and opens any path and any network address."""
 
     name = "any"
 
@@ -153,7 +153,7 @@ class Careless(WeightSource):
 
 
 def test_executor_checks_permissions_of_any_weight_source(models, tmp_path):
-    source = Careless(opened := [])
+    source = CarelessSource(opened := [])
     source.elsewhere = tmp_path / "secret.safetensors"
     save_file({"secret": torch.ones(1)}, source.elsewhere)
     (models / "link.safetensors").symlink_to(source.elsewhere)
@@ -184,8 +184,8 @@ def test_weight_source_without_places_cannot_be_made():
         Incomplete()
 
 
-class ReadOnly(WeightSource):
-    """Has a file in the folder for saving, and a network address that it cannot open."""
+class ReadOnlySource(WeightSource):
+    """A weight source with a file in the save folder, and a network address that it cannot open."""
 
     name = "any"
 
@@ -194,7 +194,7 @@ class ReadOnly(WeightSource):
 
 
 def test_weight_source_saves_and_removes_nothing_by_default(models):
-    reader = WeightReader([ReadOnly()], WeightPermissions(saving=(models,)))
+    reader = WeightReader([ReadOnlySource()], WeightPermissions(saving=(models,)))
     assert set(reader.open("any:x").tensors) == set(TENSORS)
     with pytest.raises(WeightsUnavailable, match="cannot be saved: addresses of the scheme any: are read-only"):
         reader.create("any:x", 8)
@@ -203,7 +203,7 @@ def test_weight_source_saves_and_removes_nothing_by_default(models):
 
 
 def test_weight_source_without_open_reads_no_network_address(models, caplog):
-    reader = WeightReader([ReadOnly()], WeightPermissions((models,), ("any:*",)))
+    reader = WeightReader([ReadOnlySource()], WeightPermissions((models,), ("any:*",)))
     with pytest.raises(WeightsUnavailable, match="NotImplementedError"):
         reader.open("any:x")
     assert "has no method to open 'any:network'" in caplog.text
@@ -326,7 +326,7 @@ def test_unencodable_tensor_names_are_refused(reader, models):
         reader.open(f"file:{models}")
 
 
-def test_file_name_that_is_not_text(reader, models):
+def test_file_name_that_is_no_text_is_refused(reader, models):
     (models / "model.safetensors").rename(models / os.fsdecode(b"\xff.safetensors"))
     assert set(reader.open(f"file:{models}").tensors) == set(TENSORS)
 
@@ -439,13 +439,13 @@ MALFORMED = {
 
 
 class FailingSource(FileSource):
-    """Saves and removes nothing; fails as a plugin may."""
+    """A weight source whose save and remove raise."""
 
     create = remove = raises
 
 
 class FailingSink(FileSource):
-    """Makes files that cannot be written."""
+    """A sink that makes files that cannot be written."""
 
     def create(self, path, size):
         return None
@@ -482,11 +482,11 @@ def test_failing_format_fails_its_call_only(models, caplog, fault):
 
 @pytest.mark.parametrize("fault", OUTSIDE)
 def test_executor_refuses_tensors_outside_of_the_file(models, fault):
-    class Careless(Safetensors):
+    class CarelessFormat(Safetensors):
         def read_header(self, file):
             return OUTSIDE[fault](file)
 
-    reader = WeightReader([FileSource()], WeightPermissions((models,)), [Careless()])
+    reader = WeightReader([FileSource()], WeightPermissions((models,)), [CarelessFormat()])
     with pytest.raises(WeightsUnavailable, match=r"extends beyond the end|does not fit its|has a negative size"):
         reader.open(f"file:{models}")
 

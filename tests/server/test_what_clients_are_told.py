@@ -26,22 +26,22 @@ TOKEN = "a token of more than sixteen characters"
 
 
 @pytest.fixture
-def closed():
-    """An address at which nothing listens."""
+def closed_address():
+    """Return an address at which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture
-def mute():
-    """An address at which connections are accepted and nothing is said."""
+def mute_address():
+    """Return an address that accepts connections and never replies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
-def plain(python, plain_environment, tmp_path_factory):
-    """A server that neither waits for clients nor keeps what sessions do."""
+def plain_server(python, plain_environment, tmp_path_factory):
+    """Yield a server without leases and journals."""
     options = [
         "--threads",
         "1",
@@ -67,36 +67,36 @@ def under_tls(python, plain_environment, tmp_path_factory):
     server.stop()
 
 
-def test_unreachable_server_raises_at_first_op(closed, caplog):
-    with configured(servers=[closed], token=TOKEN):
+def test_unreachable_server_raises_at_first_op(closed_address, caplog):
+    with configured(servers=[closed_address], token=TOKEN):
         assert not torch.accelerator.is_available()
         assert not torch.remote_accelerator.is_available()
-        assert f"no server answers at {closed}" in caplog.text
+        assert f"no server answers at {closed_address}" in caplog.text
         for _ in range(2):
-            with pytest.raises(djinn.errors.TransportError, match=closed):
+            with pytest.raises(djinn.errors.TransportError, match=closed_address):
                 torch.ones(2, device=DEVICE)
         with djinn.capture() as captured:  # needs none
             torch.ones(2) + 1
         assert captured.graph.by_op["add"]
-        with pytest.raises(djinn.errors.TransportError, match=closed):
+        with pytest.raises(djinn.errors.TransportError, match=closed_address):
             torch.ones(2, device=DEVICE)
 
 
-def test_missing_or_wrong_token_raises_at_once(closed, plain, caplog):
-    with configured(servers=[closed]):
+def test_missing_or_wrong_token_raises_at_once(closed_address, plain_server, caplog):
+    with configured(servers=[closed_address]):
         assert not torch.accelerator.is_available()
-        assert f"no token for {closed}" in caplog.text
+        assert f"no token for {closed_address}" in caplog.text
         with pytest.raises(djinn.errors.ConfigurationError, match="no token for"):
             torch.ones(2, device=DEVICE)
-    with configured(servers=[plain.url("tcp")], token=TOKEN):
+    with configured(servers=[plain_server.url("tcp")], token=TOKEN):
         assert not torch.accelerator.is_available()
         assert "token" in caplog.text
         with pytest.raises(djinn.errors.AccessRefused):
             torch.zeros(3, device=DEVICE)
 
 
-def test_availability_check_is_bounded(mute, caplog):
-    with configured(servers=[mute], token=TOKEN, connect_timeout=3600):
+def test_availability_check_is_bounded(mute_address, caplog):
+    with configured(servers=[mute_address], token=TOKEN, connect_timeout=3600):
         found = []
         asking = threading.Thread(target=lambda: found.append(torch.accelerator.is_available()))
         asking.start()
@@ -105,8 +105,8 @@ def test_availability_check_is_bounded(mute, caplog):
         assert f"within {AVAILABLE_SECONDS:g} s" in caplog.text
 
 
-def test_availability_check_opens_no_session(plain):
-    with configured(servers=[plain.url("tcp")], token=plain.token):
+def test_availability_check_opens_no_session(plain_server):
+    with configured(servers=[plain_server.url("tcp")], token=plain_server.token):
         assert torch.accelerator.is_available()
         assert not djinn.compat.is_initialized()
         assert torch.ones(2, device=DEVICE).sum().item() == 2
@@ -133,7 +133,7 @@ def test_unknown_transport_is_named_before_token():
 
 
 def test_servers_with_equal_process_numbers_are_distinct(monkeypatch):
-    """Their processes have the same numbers; only a server with several addresses answers once."""
+    """The servers' processes have equal numbers. Only addresses of one server share an answer."""
     said = {
         url: Status("26.11.0", 1, 1.0, (), instance=instance)
         for url, instance in [("tcp://a", "x"), ("tcp://b", "y"), ("http://a", "x")]
@@ -144,9 +144,9 @@ def test_servers_with_equal_process_numbers_are_distinct(monkeypatch):
     assert list(ask_servers(Settings(servers=tuple(said), token="t" * 16))) == ["tcp://a"]
 
 
-def test_errors_name_configured_address(plain):
-    url = plain.url("tcp")
-    with configured(servers=[url], token=plain.token):
+def test_errors_name_configured_address(plain_server):
+    url = plain_server.url("tcp")
+    with configured(servers=[url], token=plain_server.token):
         matrix = torch.ones(700, 700, device=DEVICE)
         assert matrix.sum().item() == 490_000
         reached = open_connections()[0].url
