@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import attrs
 from prepared_python import Forks, PreparedPython
-from servers import Server, started
+from servers import Server, started_server
 
 from djinn_fakegpu.library import build
 from djinn_fakegpu.remote_control import RemoteControl
@@ -179,7 +179,7 @@ class Bench:
         command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--hang-seconds", HANG_SECONDS]
         command += ["--state-dir", folder / "state", "--store", folder / "store", "--drain-seconds", "1"]
         server_environment = {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
-        self.server = started(python.start, command, folder, server_environment)
+        self.server = started_server(python.start, command, folder, server_environment)
         self.controls = [RemoteControl(folder, index) for index in range(2)]
         self.clients = [Client(python, environment, self.server, own, int(own == OWN[2])) for own in OWN]
         self._number = 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from servers import Server, fresh_python, started
+from servers import Server, fresh_python, started_server
 
 import djinn
 from djinn.testing import executor_figures
@@ -58,7 +58,7 @@ def serving(
     command: list[object] = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json"]
     # Snapshots would read values at unpredictable times.
     command += ["--device", "fakegpu", "--threads", "1", "--snapshot-seconds", "3600", *options]
-    server = started(start, command, folder, {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
+    server = started_server(start, command, folder, {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
     try:
         yield server
     finally:

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import msgspec
 import torch
-from gguf_files import Q8_0, gguf_file, keyed, text
+from gguf_files import Q8_0, gguf_file, key_value, text
 from memory_file import MemoryFile
 from safetensors.torch import save
 
@@ -370,7 +370,9 @@ def _checkpoint_seeds(draw: random.Random) -> list[bytes]:
 
 
 def _gguf_seeds(draw: random.Random) -> list[bytes]:
-    keys = keyed("general.architecture", 8, text("llama")) + keyed("lists", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3))
+    keys = key_value("general.architecture", 8, text("llama")) + key_value(
+        "lists", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3)
+    )
     return [gguf_file(_some_tensors() | {"q": (Q8_0, (32,), bytes(34))}, keys, 2)]
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from compared_layouts import equal, one_of_each, plain, used
+from compared_layouts import equal, one_of_each, ops_on_each, plain
 from servers import start_server
 
 import djinn
@@ -161,7 +161,7 @@ def test_values_without_journal_are_lost(journals, remote):
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
 def test_sparse_and_nested_tensors_are_recovered(remote):
-    expected = [plain(one_of_each("cpu")), plain(used(one_of_each("cpu")))]
+    expected = [plain(one_of_each("cpu")), plain(ops_on_each(one_of_each("cpu")))]
     held = one_of_each(remote)
     values = held[0].values() if held[0].is_coalesced() else held[0]._values()
     values.add_(0)  # written after it was made
@@ -169,7 +169,7 @@ def test_sparse_and_nested_tensors_are_recovered(remote):
     ExecutorKiller(0.0).join()
     assert equal(plain(held), expected[0])
     ExecutorKiller(0.0).join()
-    assert equal(plain(used(held)), expected[1])
+    assert equal(plain(ops_on_each(held)), expected[1])
 
 
 def test_growing_cache_survives_kill(remote):

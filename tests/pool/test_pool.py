@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from compared_layouts import equal, one_of_each, plain, used
+from compared_layouts import equal, one_of_each, ops_on_each, plain
 from figures import figures
 
 import djinn
@@ -124,7 +124,7 @@ def test_sparse_and_nested_parts_are_transferred(round_robin_pool):
     for ours, theirs in zip(held[1:3], expected[1:3], strict=True):
         scaled = [one.values().mul_(3).add_(1).sub_(2) for one in (ours, theirs)]  # ops in turns on both
         assert equal(*map(plain, scaled))
-    assert equal(plain(used(held)), plain(used(expected)))
+    assert equal(plain(ops_on_each(held)), plain(ops_on_each(expected)))
     held[0].mul_(2)
     assert equal(plain(held[0].coalesce()), plain(expected[0].mul_(2).coalesce()))
 

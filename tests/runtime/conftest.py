@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servers import started
+from servers import started_server
 
 
 @pytest.fixture(scope="session")
@@ -13,7 +13,7 @@ def wrong_server_file(python, plain_environment, tmp_path_factory):
     """Return the connection file of a server whose executor has wrong kernels."""
     folder = tmp_path_factory.mktemp("wrong")
     command = [Path(__file__).with_name("wrong_executor.py"), "serve", folder / "connection.json"]
-    server = started(python.start, command, folder, plain_environment)
+    server = started_server(python.start, command, folder, plain_environment)
     yield server.file
     server.stop()
 

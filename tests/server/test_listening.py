@@ -11,7 +11,7 @@ import click
 import psutil
 import pytest
 from click.testing import CliRunner
-from servers import started
+from servers import started_server
 
 from djinn_client.runtime.connecting.open import open_connections
 from djinn_core.cli import main
@@ -226,7 +226,7 @@ def test_server_listens_on_network_interfaces(start_python, plain_environment, t
     ]
     command += ["--connection-file", tmp_path / "connection.json", "--without-transport", "http"]
     command += ["--transport", "tcp=0.0.0.0:0", "--transport", f"other={port}"]
-    server = started(start_python, command, tmp_path, environment)
+    server = started_server(start_python, command, tmp_path, environment)
     try:
         assert sorted(url.partition(":")[0] for url in server.urls) == ["other", "tcp"]
         assert server.url("other") == f"other://127.0.0.1:{port}"

@@ -7,7 +7,7 @@ from djinn_core.ir.slot_arrays import slot_arrays
 
 
 def changes(before, after):
-    """The changes of inputs and of slots; each of the two runs is inputs and slots."""
+    """Return the changes of inputs and slots between two runs. A run is a pair of inputs and slots."""
     first, second = (
         Bindings(*slot_arrays(slots), np.array(inputs, np.int64), np.empty(0, np.int64), ())
         for inputs, slots in (before, after)

@@ -10,7 +10,7 @@ COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse
 
 
 def plain(found: Any) -> Any:
-    """Results as numbers and strided CPU tensors."""
+    """Return results as numbers and strided CPU tensors."""
     if isinstance(found, (list, tuple)) and not isinstance(found, torch.Size):
         return [plain(one) for one in found]
     if not isinstance(found, torch.Tensor):
@@ -32,7 +32,7 @@ def plain(found: Any) -> Any:
 
 
 def equal(here: Any, there: Any) -> bool:
-    """True if `plain` gave the same for both, bit by bit."""
+    """Return True if two results of `plain` are bitwise equal."""
     if isinstance(here, list):
         return isinstance(there, list) and len(here) == len(there) and all(map(equal, here, there))
     if isinstance(here, torch.Tensor):
@@ -42,7 +42,7 @@ def equal(here: Any, there: Any) -> bool:
 
 
 def one_of_each(device: Any) -> list[torch.Tensor]:
-    """A tensor of every kind that is not strided, computed on the device."""
+    """Return a tensor of each non-strided kind, computed on the device."""
     dense = torch.arange(64.0).reshape(8, 8).sin().to(device)
     thinned = dense * (dense > 0)
     scales = torch.linspace(0.01, 0.02, 8).to(device)
@@ -55,6 +55,6 @@ def one_of_each(device: Any) -> list[torch.Tensor]:
     ]
 
 
-def used(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Results of ops on the tensors of `one_of_each`."""
+def ops_on_each(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return results of ops on the tensors of `one_of_each`."""
     return [t.dequantize() if t.is_quantized else t.to_dense() @ t.to_dense() for t in tensors]

@@ -10,7 +10,7 @@ import djinn
 
 
 def configure_anew(**settings):
-    """The next session has these settings and no others; one that is open ends, whatever it holds."""
+    """Let the next session have only these settings. End an open session with all its values."""
     from djinn_client.runtime import client
 
     djinn.shut_down()
@@ -20,7 +20,7 @@ def configure_anew(**settings):
 
 @contextlib.contextmanager
 def configured(**settings):
-    """`remote_accelerator` has these settings and one thread here, as it has there; afterwards none, and as many as before."""
+    """Configure `remote_accelerator` with one thread on both sides in the block. Then reset settings and threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

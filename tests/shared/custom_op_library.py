@@ -97,7 +97,7 @@ LIBRARY.impl("halve_", _halve, "CPU")
 
 
 class Library(OperatorLibrary):
-    """As a stranger's plugin: it imports `djinn` alone."""
+    """An operator library as in another author's plugin, which imports only `djinn`."""
 
     name = "tests"
     module = "custom_op_library"

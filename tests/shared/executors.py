@@ -6,6 +6,6 @@ from djinn.testing import open_session
 
 
 def only_executor():
-    """The client's end of it."""
+    """Return the client's end of the only executor."""
     (executor,) = open_session().executors.current
     return executor

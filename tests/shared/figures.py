@@ -6,5 +6,5 @@ from djinn_core.wire.messages import StatsReply, StatsRequest
 
 
 def figures(asked, device=0):
-    """Of one executor, or of the executors of a router: the sums of a pool's."""
+    """Return the figures of an executor, or their sums over the executors of a router."""
     return asked.ask(StatsRequest(), StatsReply, *([device] if device else [])).values

@@ -11,7 +11,7 @@ _random = random.SystemRandom()  # tests and the processes that run them beside 
 
 
 def free_port() -> int:
-    """A port of loopback at which nothing listens, and which no connection is given unasked."""
+    """Return a loopback port without a listener that the system assigns to no outgoing connection."""
     while True:
         port = _random.randint(FIRST, LAST)
         try:

@@ -22,18 +22,18 @@ Q4_K, Q8_0 = 12, 8
 
 
 def text(value: str | bytes) -> bytes:
-    """A text: its length and its bytes."""
+    """Return a GGUF text: its length and its bytes."""
     data = value if isinstance(value, bytes) else value.encode()
     return struct.pack("<Q", len(data)) + data
 
 
-def keyed(name: str, kind: int, value: bytes) -> bytes:
-    """A key with its value."""
+def key_value(name: str, kind: int, value: bytes) -> bytes:
+    """Return a GGUF key with its value."""
     return text(name) + struct.pack("<I", kind) + value
 
 
 def quantized(tensor: torch.Tensor) -> tuple[bytes, torch.Tensor]:
-    """A tensor as Q8_0: its blocks, and the numbers that they stand for."""
+    """Return the Q8_0 blocks of a tensor, and the numbers that they encode."""
     blocks = tensor.reshape(-1, 32)
     scales = (blocks.abs().amax(1, keepdim=True) / 127).half()
     whole = (blocks / scales.float().clamp_min(1e-30)).round().clamp(-127, 127).to(torch.int8)
@@ -48,7 +48,7 @@ def gguf_file(
     version: int = 3,
     alignment: int = 32,
 ) -> bytes:
-    """A file with these tensors: ordinary ones, or a type, a shape and bytes."""
+    """Return a GGUF file with these tensors, or with tensors given as type, shape and bytes."""
     described, body = b"", b""
     for name, given in tensors.items():
         if isinstance(given, torch.Tensor):

@@ -62,7 +62,7 @@ class RecordedLock:
         return getattr(self._lock, name)
 
 
-def _made_by(make):
+def _locks_named_by(make):
     def made(*arguments):
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == threading.__file__:
@@ -83,10 +83,10 @@ def install():
     from djinn_client.runtime import client, executor_link
     from djinn_core.system import interrupts
 
-    made = _made_by(interrupts.InterruptibleLock)
+    made = _locks_named_by(interrupts.InterruptibleLock)
     for module in (interrupts, recorder, executor_link):
         module.InterruptibleLock = made
-    threading.Lock, threading.RLock = _made_by(threading.Lock), _made_by(threading.RLock)
+    threading.Lock, threading.RLock = _locks_named_by(threading.Lock), _locks_named_by(threading.RLock)
     for owner in [
         client.context,
         port,

@@ -11,5 +11,5 @@ LONG = bool(os.environ.get("LONG_FORMS"))
 
 
 def long_or(short: Value, long: Value) -> Value:
-    """The number, or the choice, that a test takes in the form that runs."""
+    """Return `long` if the suite runs in its long form, otherwise `short`."""
     return long if LONG else short

@@ -6,7 +6,7 @@ from djinn_server.hookspecs.weight_sources import WeightFile
 
 
 class MemoryFile(WeightFile):
-    """Counts its reads and the bytes of each."""
+    """A weight file in memory that counts its reads and their bytes."""
 
     def __init__(self, data, name="model.bin"):
         self.name, self.size, self.data, self.reads = name, len(data), data, []
@@ -23,7 +23,7 @@ class MemoryFile(WeightFile):
 
 
 def contents(file, entry, first=0, size=None):
-    """Bytes of a tensor in a file."""
+    """Return the bytes of a tensor in a file."""
     data = bytearray(entry.size - first if size is None else size)
     entry.read_into(file, first, memoryview(data))
     return bytes(data)

@@ -79,16 +79,13 @@ os._exit(started.wait() % 256)
 
 
 class Forks:
-    """Starts forks of the prepared process that listens at a Unix socket."""
+    """Start forks of the prepared process that listens at a Unix socket."""
 
     def __init__(self, address):
         self.address = address
 
     def start(self, *arguments, env, cwd=None, stdin=None, stdout=None, stderr=None, pass_fds=(), **others):
-        """Begin what `python *arguments` would be; streams are files, or None for nothing.
-
-        Others: `group` for a process group of its own; `finalize` to take the modules apart at the end, as interpreters do.
-        """
+        """Start `python *arguments` as a fork. Streams are files, or None for /dev/null."""
         order = {"arguments": [str(a) for a in arguments], "environment": env, "folder": str(cwd or FOLDER)}
         order |= {"descriptors": list(pass_fds)} | others
         said = json.dumps(order).encode()
@@ -103,7 +100,7 @@ class Forks:
         """Do nothing: the process that made this object has started the prepared process."""
 
     def _connect(self):
-        """A connection to the prepared process, which may have begun just now."""
+        """Return a connection to the prepared process. Retry while the process starts."""
         self.begin()
         deadline = time.monotonic() + SECONDS
         server = socket.socket(socket.AF_UNIX)
@@ -118,14 +115,14 @@ class Forks:
                 return server
 
     def start_captured(self, *arguments, env, cwd=None, **others):
-        """The same; `communicate` gives what it wrote to its two streams."""
+        """Start a fork whose `communicate` returns the contents of its two output streams."""
         out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when they were read
         process = self.start(*arguments, env=env, cwd=cwd, stdout=out, stderr=err, **others)
         process.open += [out, err]
         return process
 
     def start_talking(self, *arguments, env, cwd=None):
-        """The same; `stdin` and `stdout` are pipes, for text."""
+        """Start a fork whose `stdin` and `stdout` are text pipes."""
         with contextlib.ExitStack() as theirs:
             pipes = [os.pipe(), os.pipe()]
             given, said = (theirs.enter_context(os.fdopen(end, "rb", 0)) for end in (pipes[0][0], pipes[1][1]))
@@ -135,13 +132,13 @@ class Forks:
         return process
 
     def run(self, *arguments, env, cwd=None, timeout=600, **others):
-        """Run it to its end, as `subprocess.run` does with `capture_output` and `text`."""
+        """Run a fork to its end, like `subprocess.run` with `capture_output` and `text`."""
         with self.start_captured(*arguments, env=env, cwd=cwd, **others) as process:
             out, err = process.communicate(timeout)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def start_executor(self, config, report, lock, without, fork_server):
-        """In place of `_spawn` of `djinn_server.launch.process`: an executor, with the streams that it asks for."""
+        """Start an executor with the requested streams, instead of `_spawn` of `djinn_server.launch.process`."""
         if config.module != EXECUTOR_MODULE or fork_server is not None:
             return START_EXECUTOR(config, report, lock, without, fork_server)
         folder = None
@@ -156,7 +153,7 @@ class Forks:
         return started
 
     def write_executable(self, file, command=()):
-        """Write an executable that has `python *command` forked with its arguments."""
+        """Write an executable that forks `python *command` with its arguments."""
         self.begin()
         shared = str(Path(__file__).parent)
         filled = FORKING.format(python=sys.executable, shared=shared, address=self.address, command=list(command))
@@ -168,7 +165,7 @@ START_EXECUTOR = executor_process._spawn
 
 
 class PreparedPython(Forks):
-    """The process that is forked. It starts with the first fork, and ends with `close` and with the process that started it."""
+    """The process that is forked. It starts with the first fork. It ends at `close` or with its parent."""
 
     def __init__(self, environment):
         self._folder = tempfile.TemporaryDirectory(prefix="djinn-prepared-")
@@ -177,7 +174,7 @@ class PreparedPython(Forks):
         self._process, self._starting = None, threading.Lock()
 
     def begin(self):
-        """Start the process, unless it was started."""
+        """Start the process if it has not started."""
         with self._starting:
             if self._process is None:
                 self._process = subprocess.Popen(
@@ -196,7 +193,7 @@ class PreparedPython(Forks):
 
 
 class StartedPython(ForkedExecutor):
-    """One that was forked; has what tests use of `subprocess.Popen`."""
+    """A forked process, with those members of `subprocess.Popen` that tests use."""
 
     def __init__(self, args, server):
         self.args, self.open = args, []
@@ -248,7 +245,7 @@ def import_all():
 
 
 def use_huge_pages():
-    """Put the heap into huge pages, where the system can: a fork and its end then take a third of the time."""
+    """Use huge pages for the heap if possible. A fork and its end then take a third of the time."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError, OSError):
         libc.malloc_trim(0)
@@ -262,7 +259,7 @@ def use_huge_pages():
 
 
 def import_djinn():
-    """Import Djinn and its plugins as a server does, which leaves the device alone. Forks that import `djinn` register it."""
+    """Import Djinn and its plugins like a server, without the device. Forks that `import djinn` register the device."""
     from djinn_core.system import role
 
     role.become_server("gateway")
@@ -287,7 +284,7 @@ def import_djinn():
 
 
 def import_transformers():
-    """Import what `import transformers` does, which takes a second, for forks that will import it."""
+    """Import the modules of `import transformers`, which takes a second, for forks that need them."""
     try:
         importlib.import_module("transformers.models")
     except ImportError:
@@ -297,7 +294,7 @@ def import_transformers():
 
 
 class ImportedBefore:
-    """Finds modules that were imported before, and are in no table of modules until they are imported again."""
+    """A finder for modules that were imported before the fork and are hidden until the fork imports them."""
 
     def __init__(self, modules, run=None):
         self._modules = {name: (module, module.__spec__) for name, module in modules.items()}
@@ -320,7 +317,7 @@ class ImportedBefore:
 
 
 def prepared_server(address):
-    """Fork server of this process. An order says whether its fork runs a program, a server or an executor."""
+    """Serve forks of this process. An order says whether the fork runs a program, a server or an executor."""
     from djinn_launchers.fork_server import ForkServer
 
     class Prepared(ForkServer):
@@ -341,7 +338,7 @@ def prepared_server(address):
 
 
 def become(order):
-    """Be what `python *arguments` would be there."""
+    """Run `python *arguments` in this fork."""
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
@@ -380,7 +377,7 @@ def become(order):
 
 
 def end_of(order):
-    """Run the order to its end, with the exit status that `python` would have."""
+    """Run the order to its end. Return the exit status that `python` would have."""
     try:
         become(order)
     except SystemExit as ended:
@@ -397,7 +394,7 @@ def end_of(order):
 
 
 def leave(status, finalize):
-    """End as an interpreter does, but for taking its modules and kernels apart: that would copy all that the fork shares."""
+    """End like an interpreter, without freeing modules and kernels, which would copy shared memory."""
     if finalize:
         sys.exit(status)
     keep_kernels()
@@ -415,7 +412,7 @@ def leave(status, finalize):
 
 
 def keep_kernels():
-    """Leave what libraries of kernels registered in the dispatcher, which goes through all of its tables."""
+    """Keep the registrations of kernel libraries, whose removal visits all dispatcher tables."""
     for finalizer in list(weakref.finalize._registry):
         found = finalizer.peek()
         if found is not None and getattr(found[1], "__name__", "") == "_del_library":

@@ -15,7 +15,7 @@ _PLAIN = {"DJINN_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM":
 
 
 def pytest_collection_modifyitems(items):
-    """Where Windows is simulated, no servers and no forks are started."""
+    """Skip tests that start servers or forks if Windows is simulated."""
     for item in items:
         if not hasattr(os, "fork") and _STARTING & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.skip(reason="it starts processes that Windows does not have"))
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Workers of pytest-xdist share a prepared process; this process starts it and ends it."""
+    """Let workers of pytest-xdist share a prepared process, which this process starts and ends."""
     from prepared_python import PreparedPython
 
     if not hasattr(os, "fork"):
@@ -38,13 +38,13 @@ def pytest_configure_node(node):
 
 @pytest.fixture(scope="session")
 def plain_environment(cache_directory):
-    """Variables for child processes, as if the person had configured nothing; one thread each."""
+    """Return variables for child processes with one thread each, without any configuration."""
     return os.environ | _PLAIN
 
 
 @pytest.fixture(scope="session")
 def python(plain_environment, request):
-    """Start programs that need not import torch first: `run` and `start` of `prepared_python.Forks`. Their executors are forked, too."""
+    """Start programs that need not import torch first, with `run` and `start` of `Forks`. Executors are forked, too."""
     from prepared_python import Forks, PreparedPython
 
     address = getattr(request.config, "workerinput", {}).get("prepared_python")
@@ -57,16 +57,12 @@ def python(plain_environment, request):
 
 @pytest.fixture(scope="module")
 def fresh_processes():
-    """Executors of this process, and servers of `start_python`, are started as people start them, not forked.
-
-    Request it for files that test how processes start and end:
-    `pytestmark = pytest.mark.usefixtures("fresh_processes")`.
-    """
+    """Start executors and `start_python` processes without the prepared process, as users do."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _forked_executors(request):
-    """Executors of this process are forked from a prepared process, except in files that request `fresh_processes`."""
+    """Fork executors of this process from a prepared process, except in files that request `fresh_processes`."""
     if not hasattr(os, "fork"):  # where Windows is simulated, which starts none
         yield
     elif "fresh_processes" in request.fixturenames:
@@ -109,7 +105,7 @@ def serving(python, plain_environment, tmp_path_factory, cache_directory):
 
 @pytest.fixture
 def own_server(start_python, tmp_path, plain_environment):
-    """Start servers with options of the test. They are killed at its end."""
+    """Return a function that starts a server with options of the test. The servers are killed at the test's end."""
     from servers import start_server
 
     servers = []
@@ -127,7 +123,7 @@ def own_server(start_python, tmp_path, plain_environment):
 
 @pytest.fixture(scope="session")
 def served_environment(plain_environment, serving):
-    """Variables for child processes that use that server, and start no executor of their own."""
+    """Return variables for child processes that use the shared server and start no own executor."""
     return plain_environment | {"DJINN_SERVERS": ",".join(serving.urls), "DJINN_TOKEN": serving.token}
 
 

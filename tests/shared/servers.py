@@ -25,7 +25,7 @@ DEVICE = os.environ.get("SERVED_DEVICE", "cpu")  # on which the tests' servers a
 
 @attrs.frozen
 class Server:
-    """One that runs: its process, the connection file that it wrote, and what it says."""
+    """A running server: its process, its connection file and its log."""
 
     process: Any  # what `subprocess.Popen` is
     file: Path
@@ -46,14 +46,14 @@ class Server:
         return Settings(connection_file=self.file, **others)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit status, once it has ended; without a drain that takes long, and whether or not it runs still."""
+        """Stop the server without a long drain. Return its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(SECONDS)
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Wait until `condition` is true; `what` says of what, where it does not become true."""
+    """Wait until `condition` is true. `what`: the condition in words, for the error."""
     began, looks = time.monotonic(), 1
     while not (last := condition()):
         waited = time.monotonic() - began
@@ -65,22 +65,22 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def fresh_python(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
-    """A `python` as people start it; the fixture `python` is quicker."""
+    """Start `python` as users do. The fixture `python` is faster."""
     return subprocess.Popen([sys.executable, *map(str, arguments)], **options)
 
 
 def start_server(start: Callable[..., Any], folder: Path, *options: str, env: dict[str, str]) -> Server:
-    """`djinn serve`, once it listens; `start` is `fresh_python`, `python.start` of the fixture, or the fixture `start_python`."""
+    """Start `djinn serve` and wait until it listens.
+
+    `start`: `fresh_python`, `python.start` of the fixture, or the fixture `start_python`.
+    """
     file = folder / "connection.json"
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--device", DEVICE, *options]
-    return started(start, command, folder, env)
+    return started_server(start, command, folder, env)
 
 
-def started(start: Callable[..., Any], command: list[object], folder: Path, env: dict[str, str]) -> Server:
-    """The server that a command starts, once it has printed where clients reach it.
-
-    The connection file of the folder is written before: a test that reads the log cannot go by it.
-    """
+def started_server(start: Callable[..., Any], command: list[object], folder: Path, env: dict[str, str]) -> Server:
+    """Return the server that a command starts, once it has printed its addresses."""
     file, log = folder / "connection.json", folder / "log"
     with log.open("wb") as output:
         process = start(*command, stdout=output, stderr=output, env=env)
@@ -90,7 +90,7 @@ def started(start: Callable[..., Any], command: list[object], folder: Path, env:
 
 
 def start_executor(host: str = "", threads: int | None = None, device: str = DEVICE) -> ExecutorProcess:
-    """An executor process that is ready. `host`: where it listens for other machines; empty: nowhere."""
+    """Start an executor process and wait until it is ready. `host`: listen address for other machines, or ""."""
     network = NetworkConfig(ListenAddresses(host)) if host else None
     executor = ExecutorProcess(ExecutorConfig(device, network, threads))
     executor.wait_ready(SECONDS)

@@ -74,7 +74,7 @@ TEMPLATE_REPLY = TemplateReply(Template((), (), (), (), ()), InitialBindings((),
 
 
 class Process:
-    """What one executor process has of a session. It may be the second process of the session, which replays the log."""
+    """The state of a session in one executor process. A second process of the session replays the log."""
 
     def __init__(self, session, received=0):
         self.session, self.executor = session, session.executor
@@ -106,7 +106,7 @@ class Process:
         return self.frames.pop(0)
 
     def send(self, message):
-        """Send a reply, and keep it until it is acknowledged."""
+        """Send a reply. Keep it until it is acknowledged."""
         number = self.outbox.put(framed(message))
         if isinstance(message, Completed):
             logged = [decoded(frame.head) for frame in self.session.log]
@@ -206,7 +206,7 @@ class Process:
             self.pauses = None
 
     def state(self):
-        """Return all that decides what the process does next. The locals of its handlers follow from the present message."""
+        """Return all state that decides the next step. Locals of handlers follow from the present message."""
         loop, parts = self.loop, vars(self.loop)
         machine = attrs.astuple(loop.machine, recurse=False), [parts[name] for name in sorted(parts.keys() - BESIDE)]
         positions = position(loop._waits), position(self.pauses)
@@ -216,7 +216,7 @@ class Process:
 
 
 class Session:
-    """A session of a client on an executor, with the client's end of its connection and the log of the executor."""
+    """A client's session on an executor, with the client's end of the connection and the executor's log."""
 
     def __init__(self, executor, script, cancels=()):
         self.executor, self.script, self.cancels = executor, script, list(cancels)
@@ -252,7 +252,7 @@ class Session:
             yield self.read_done
 
     def deliver(self):
-        """A frame of the client arrives. It is in the log before the session has it."""
+        """Deliver a frame of the client. The log gets the frame before the session."""
         number, frame = self.to_executor.pop(0)
         if self.process.inbox.judge(number) is FrameOrder.NEXT:
             self.log.append(frame)
@@ -282,7 +282,7 @@ class Session:
             self.process.run()
 
     def reconnect(self):
-        """The client connects again; both ends say how much they have received, and repeat the rest."""
+        """Reconnect the client. Both ends exchange received counts and repeat unacknowledged frames."""
         if self.process is None:
             self.process = Process(self, self.inn.received)
         process = self.process
@@ -310,7 +310,7 @@ class Session:
 
 
 class Executor:
-    """A device, and the sessions on it."""
+    """A device and its sessions."""
 
     def __init__(self, world):
         self.world, self.queue, self.sessions = world, TurnQueue(), []
@@ -333,7 +333,7 @@ class Executor:
         process.run()
 
     def crash(self):
-        """The process dies. Its log remains."""
+        """Kill the process. Its log remains."""
         self.world.crashes -= 1
         self.queue = TurnQueue()
         for session in self.sessions:
@@ -350,7 +350,7 @@ class Executor:
 
 
 class World:
-    """Two clients and two executors. One client has a session on both, and sends a value from one to the other."""
+    """Two clients and two executors. One client has a session on both executors, and sends a value between them."""
 
     now = 0.0
 
@@ -364,7 +364,7 @@ class World:
         self.sessions = [Session(first, here), Session(second, there, [1]), Session(first, other)]
 
     def events(self):
-        """The events that can happen now, in an order that is always the same."""
+        """Return the possible events in a fixed order."""
         found = [event for session in self.sessions for event in session.events()]
         found += [event for executor in self.executors for event in executor.events()]
         sender, receiver = self.sessions[0].process, self.sessions[1].process
@@ -373,7 +373,7 @@ class World:
         return found
 
     def transfer(self):
-        """A transfer arrives at the other executor, which logs it before its session has it."""
+        """Deliver a transfer to the other executor, which logs it before its session gets it."""
         session = self.sessions[1]
         session.arrived.append(7)
         session.process.arrived.add(7)
@@ -384,7 +384,7 @@ class World:
         self.check()
 
     def check(self):
-        """The invariants."""
+        """Assert the invariants."""
         for session in self.sessions:
             answered = session.answered
             assert answered == [*range(1, len(answered) + 1)], "not exactly once, or not in order, for the client"
@@ -393,10 +393,7 @@ class World:
                 assert made == [*range(1, len(made) + 1)], "not exactly once, or not in order, on the executor"
 
     def finish(self, finishing=None):
-        """Let all happen that still can, without further accidents. Then each submission has its reply.
-
-        `finishing`: states from which that has happened before. It stops at one of them, and adds the others.
-        """
+        """Run all remaining events without accidents. Assert that each submission has its reply."""
         self.crashes = self.breaks = 0
         passed = []
         while events := self.events():
@@ -416,13 +413,13 @@ class World:
             assert len(session.answered) == wanted, "a submission waits for something that is there"
 
     def state(self):
-        """Return a fingerprint of the whole world. Worlds with equal fingerprints have the same events, with the same outcomes."""
+        """Return a fingerprint. Worlds with equal fingerprints have equal events with equal outcomes."""
         parts = [one.state() for one in (*self.sessions, *self.executors)]
         return hashlib.blake2b(encode_state((parts, self.crashes, self.breaks)), digest_size=16).digest()
 
 
 def position(generator):
-    """Return the instructions at which a generator and those that it delegates to are suspended."""
+    """Return the instructions at which a generator and its delegates are suspended."""
     frame = getattr(generator, "gi_frame", None)
     return () if frame is None else (frame.f_code.co_name, frame.f_lasti, *position(generator.gi_yieldfrom))
 

@@ -11,7 +11,7 @@ djinn_api_version = "2.0"
 
 
 class SlowChannel(WrappedChannel):
-    """Carry frames at most at a rate, with a delay for each in both directions."""
+    """A channel with a maximal rate and a delay for each frame, in both directions."""
 
     def __init__(self, inner: ClientChannel, seconds: float, rate: float) -> None:
         super().__init__(inner)
@@ -60,7 +60,7 @@ class SlowNetwork(ChannelWrapper):
 
 
 class Plugin:
-    """The plugin as an object, so that a test has its own network."""
+    """The plugin as an object, so that each test has its own network."""
 
     djinn_api_version = djinn_api_version
     name = "slow"

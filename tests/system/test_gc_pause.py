@@ -19,7 +19,7 @@ def _own_settings():
 
 @pytest.fixture
 def collections():
-    """Number of collections that began by themselves or by a call, in a list."""
+    """Return a list to which the number of each automatic or explicit collection is appended."""
     began = []
 
     def note(phase, _):

@@ -13,14 +13,14 @@ from djinn_core.system import native_stack
 from djinn_core.system.interrupts import raise_outside_torch
 
 
-def by_way_of_c(function):
-    """Call a function as C does, which calls Python."""
+def call_through_c(function):
+    """Call a Python function through C."""
     return functools.reduce(lambda _, called: called(), (None, function))
 
 
 @pytest.fixture
-def in_torch():
-    """A function that PyTorch's C++ calls, with what it is to call."""
+def call_through_torch():
+    """Return a function that PyTorch's C++ calls, and its argument."""
 
     def call(function):
         found = []
@@ -32,14 +32,14 @@ def in_torch():
     return call
 
 
-def test_stack_of_function_called_by_cpp(in_torch):
-    assert in_torch(lambda: native_stack.is_on_stack(b"libtorch"))
+def test_stack_of_function_called_by_cpp(call_through_torch):
+    assert call_through_torch(lambda: native_stack.is_on_stack(b"libtorch"))
 
 
-def test_stack_of_function_called_through_c(in_torch):
-    """As a signal's handler in Python code that PyTorch runs."""
-    assert not in_torch(lambda: by_way_of_c(lambda: native_stack.is_on_stack(b"libtorch")))
-    assert not by_way_of_c(lambda: native_stack.is_on_stack(b"libtorch"))
+def test_stack_of_function_called_through_c(call_through_torch):
+    """A signal handler may run in Python code that PyTorch called."""
+    assert not call_through_torch(lambda: call_through_c(lambda: native_stack.is_on_stack(b"libtorch")))
+    assert not call_through_c(lambda: native_stack.is_on_stack(b"libtorch"))
     assert not native_stack.is_on_stack(b"libtorch")
 
 
@@ -58,8 +58,8 @@ def test_each_entry_from_c_is_seen_once():
     def run():  # in a thread: the stack of a test is longer than what is looked at
         found.append(entries())
         found.append(called_by_python() - found[0])
-        found.append(by_way_of_c(entries) - found[0])
-        found.append(by_way_of_c(lambda: by_way_of_c(entries)) - found[0])
+        found.append(call_through_c(entries) - found[0])
+        found.append(call_through_c(lambda: call_through_c(entries)) - found[0])
         found.append(int([*sorted([7], key=lambda _: found.append(entries() - found[0]))] == [7]))
 
     thread = threading.Thread(target=run)
@@ -68,9 +68,9 @@ def test_each_entry_from_c_is_seen_once():
     assert found[1:] == [0, 1, 2, 1, 1]
 
 
-def test_stack_on_unsupported_platform(monkeypatch, in_torch):
+def test_native_stack_is_empty_on_unsupported_platform(monkeypatch, call_through_torch):
     monkeypatch.setattr(native_stack, "_entry", None)
-    assert not in_torch(lambda: native_stack.is_on_stack(b"libtorch"))
+    assert not call_through_torch(lambda: native_stack.is_on_stack(b"libtorch"))
 
 
 def test_ctrl_c_in_hook_raises_at_once():

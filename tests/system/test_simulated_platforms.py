@@ -20,8 +20,8 @@ RUN = "import runpy, sys; programs = sys.argv.pop(1).split(); [runpy.run_path(pr
 
 
 @pytest.fixture(scope="module")
-def secure(python, plain_environment, tmp_path_factory):
-    """A server under TLS, on Linux."""
+def tls_server(python, plain_environment, tmp_path_factory):
+    """Yield a server under TLS on Linux."""
     folder = tmp_path_factory.mktemp("secure")
     environment = plain_environment | {"XDG_STATE_HOME": str(folder / "state")}
     options = ["--tls-self-signed", "--threads", "1", "--drain-seconds", "1", "--store-gib", "0"]
@@ -31,8 +31,8 @@ def secure(python, plain_environment, tmp_path_factory):
 
 
 @pytest.fixture
-def on(plain_environment):
-    """Run programs as on a platform; gives what they printed."""
+def run_on(plain_environment):
+    """Return a function that runs programs as on a platform and returns their output."""
 
     def run(platform, programs, *arguments):
         path = os.pathsep.join([str(SIMULATED), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -56,15 +56,15 @@ def on(plain_environment):
 
 
 @pytest.mark.long  # `python -m evaluation simulated` has executors of its own, too
-def test_client_on_simulated_macos(on, secure):
-    said = on("darwin", ["client_program.py", "macos_answers.py"], secure.file, "here", "tcp")
+def test_client_works_on_simulated_macos(run_on, tls_server):
+    said = run_on("darwin", ["client_program.py", "macos_answers.py"], tls_server.file, "here", "tcp")
     assert "unix://" in said
     assert "urls ['https://" in said
     assert said.endswith("trained, generated\nanswered\n")
 
 
-def test_client_on_simulated_windows(on, secure):
-    said = on("win32", ["client_program.py", "windows_answers.py"], secure.file, "http", "tcp")
+def test_client_works_on_simulated_windows(run_on, tls_server):
+    said = run_on("win32", ["client_program.py", "windows_answers.py"], tls_server.file, "http", "tcp")
     assert "urls ['tcps://" in said
     assert "urls ['https://" in said
     assert said.endswith("trained, generated\nanswered\n")

@@ -13,10 +13,10 @@ SCRIPT = Path(__file__).resolve().parents[2] / "packaging" / "torch_here.py"
 
 
 @pytest.fixture
-def asked(tmp_path):
-    """Asks where a PyTorch of some version, with some source, is the one that Python finds; gives what is said and the .pth file."""
+def run_torch_here(tmp_path):
+    """Return a function that runs the script beside a fake PyTorch. It returns the output and the .pth file."""
 
-    def asked(version, source=""):
+    def run_torch_here(version, source=""):
         beside = tmp_path / "a folder"
         for file, text in (
             (f"torch-{version}.dist-info/METADATA", f"Name: torch\nVersion: {version}\n"),
@@ -32,12 +32,12 @@ def asked(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return done.stdout.strip(), own / "torch_here.pth"
 
-    return asked
+    return run_torch_here
 
 
 @pytest.mark.parametrize("version", ["2.13.1+cu130", "2.14.1"])
-def test_environment_uses_compatible_torch(asked, version):
-    said, file = asked(version)
+def test_environment_uses_compatible_torch(run_torch_here, version):
+    said, file = run_torch_here(version)
     assert said == version
     seen = subprocess.run(
         [
@@ -55,7 +55,7 @@ def test_environment_uses_compatible_torch(asked, version):
 @pytest.mark.parametrize(
     ("version", "source"), [("2.12.1", ""), ("2.15.0", ""), ("2.13.0", "raise ImportError('no driver')")]
 )
-def test_incompatible_torch_is_not_used(asked, version, source):
-    said, file = asked(version, source)
+def test_incompatible_torch_is_not_used(run_torch_here, version, source):
+    said, file = run_torch_here(version, source)
     assert not said
     assert not file.exists()

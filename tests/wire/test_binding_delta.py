@@ -35,8 +35,8 @@ def test_input_changes_round_trip(pairs):
     assert now == after
 
 
-def exactly(value):
-    """Key that tells slots apart: 1 from 1.0, 0.0 from -0.0."""
+def exact_key(value):
+    """Return a key that distinguishes slots such as 1 and 1.0, or 0.0 and -0.0."""
     return type(value), math.copysign(1, value), "nan" if value != value else value  # noqa: PLR0124
 
 
@@ -44,7 +44,7 @@ def exactly(value):
 def test_slot_changes_round_trip(pairs):
     before, after = [old for old, _ in pairs], [new for _, new in pairs]
     apply_slot_changes(now := list(before), changes(([], before), ([], after))[1])
-    assert list(map(exactly, now)) == list(map(exactly, after))
+    assert list(map(exact_key, now)) == list(map(exact_key, after))
 
 
 def test_equal_slot_values_are_sent_once():

@@ -28,7 +28,7 @@ def weights(dtype):
 
 
 @pytest.mark.parametrize(("dtype", "item", "at_most"), [(torch.bfloat16, 2, 0.75), (torch.float32, 4, 0.9)])
-def test_weights_compress(dtype, item, at_most):
+def test_weights_compress_well(dtype, item, at_most):
     data = weights(dtype)
     coded = compressed(data, item)
     assert len(coded) < at_most * len(data)
@@ -66,44 +66,44 @@ def test_damaged_data_is_refused_with_bounded_memory(data, item, length):
         tracemalloc.stop()
 
 
-def test_large_window_is_refused():
+def test_large_compression_window_is_refused():
     window = zstandard.ZstdCompressionParameters.from_level(1, window_log=30)
     coder = zstandard.ZstdCompressor(compression_params=window).compressobj()
     with pytest.raises(ProtocolError):
         expanded(coder.compress(bytes(SIZE)) + coder.flush(), PLANES_ZSTD, 1, SIZE)
 
 
-def test_unknown_coding_is_refused():
+def test_unknown_compression_is_refused():
     with pytest.raises(ProtocolError, match="cannot read"):
         expanded(GOOD, "lzma", 4, SIZE)
 
 
-def decides(theirs=(PLANES_ZSTD,), nbytes=SEEN, rate=1e7):
+def compresses(theirs=(PLANES_ZSTD,), nbytes=SEEN, rate=1e7):
     deciding = UploadCompressor(theirs)
     deciding.note_sent(nbytes, nbytes / rate, compressed=False)
     return deciding
 
 
-def test_slow_link_compresses():
+def test_compression_is_used_on_slow_link():
     data = weights(torch.bfloat16)
-    assert decides().compress(data, 2) is not None
-    assert decides(rate=5e9).compress(data, 2) is None, "this machine"
-    assert decides(nbytes=SEEN - 1).compress(data, 2) is None, "nothing is known of the link yet"
-    assert decides(theirs=()).compress(data, 2) is None, "the other end cannot read it"
-    assert decides().compress(data[: SMALLEST - 2], 2) is None
+    assert compresses().compress(data, 2) is not None
+    assert compresses(rate=5e9).compress(data, 2) is None, "this machine"
+    assert compresses(nbytes=SEEN - 1).compress(data, 2) is None, "nothing is known of the link yet"
+    assert compresses(theirs=()).compress(data, 2) is None, "the other end cannot read it"
+    assert compresses().compress(data[: SMALLEST - 2], 2) is None
     noise = memoryview(torch.randint(0, 256, (2 * SAMPLE + SMALLEST,), dtype=torch.uint8).numpy())
-    assert decides().compress(noise, 1) is None, "nothing repeats in it"
+    assert compresses().compress(noise, 1) is None, "nothing repeats in it"
 
 
-def test_recent_rate_outweighs_older():
-    deciding = decides(rate=5e9)
+def test_recent_link_rate_outweighs_older():
+    deciding = compresses(rate=5e9)
     for _ in range(10):
         deciding.note_sent(SEEN, SEEN / 1e7, compressed=False)
     assert deciding.compress(weights(torch.bfloat16), 2) is not None
 
 
 def test_compressed_uploads_do_not_update_rate():
-    deciding, data = decides(), weights(torch.bfloat16)
+    deciding, data = compresses(), weights(torch.bfloat16)
     for _ in range(10):
         deciding.note_sent(SEEN, 0.0, compressed=True)
     assert deciding.compress(data, 2) is not None

@@ -15,8 +15,8 @@ ONCE = {ROOT / "launch/executor_config.py"}  # an executor reads its configurati
 FILES = sorted({file for place in PLACES for file in (ROOT / place).rglob("*.py")} - ONCE)
 
 
-def made_when_called(tree: ast.AST) -> list[int]:
-    """Lines in functions that make a decoder, or name a class to decode."""
+def decoders_in_functions(tree: ast.AST) -> list[int]:
+    """Return lines of functions that make a decoder, or name a class to decode."""
     calls = [
         c for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for c in ast.walk(f) if isinstance(c, ast.Call)
     ]
@@ -30,4 +30,4 @@ def made_when_called(tree: ast.AST) -> list[int]:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_decoders_are_created_at_import(file):
-    assert not made_when_called(ast.parse(file.read_text()))
+    assert not decoders_in_functions(ast.parse(file.read_text()))

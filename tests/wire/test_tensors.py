@@ -18,7 +18,7 @@ DTYPES = [
 ]
 
 
-def through_the_wire(tensor):
+def send_and_receive(tensor):
     header, data = tensor_to_wire(tensor)
     decoder = FrameDecoder(Limits())
     for part in encode_frame(Frame(msgspec.msgpack.encode(header), [data]), Limits()):
@@ -27,7 +27,7 @@ def through_the_wire(tensor):
     return tensor_from_wire(msgspec.msgpack.decode(frame.head, type=TensorHeader), frame.body[0])
 
 
-def octets(tensor):
+def bytes_of(tensor):
     start = tensor.storage_offset() * tensor.element_size()
     return bytes(tensor.untyped_storage())[start : start + tensor.numel() * tensor.element_size()]
 
@@ -39,9 +39,9 @@ def test_every_dtype_arrives_bit_for_bit(dtype):
     if dtype is torch.bool:
         bits = bits % 2
     tensor = torch.empty(0, dtype=dtype).set_(bits.untyped_storage(), 0, (4, 3), (3, 1))
-    copy = through_the_wire(tensor)
+    copy = send_and_receive(tensor)
     assert (copy.dtype, copy.shape, copy.stride()) == (dtype, tensor.shape, tensor.stride())
-    assert octets(copy) == bytes(bits.numpy())
+    assert bytes_of(copy) == bytes(bits.numpy())
     assert dtype_from_name(dtype_name(dtype)) is dtype
 
 
@@ -73,7 +73,7 @@ def test_dense_tensor_is_sent_without_copy(name):
     header, data = tensor_to_wire(tensor)
     same_place = tensor_from_wire(header, data)
     assert same_place.data_ptr() == tensor.data_ptr()
-    copy = through_the_wire(tensor)
+    copy = send_and_receive(tensor)
     assert torch.equal(copy, tensor.detach())
     assert copy.stride() == tensor.stride()
     assert not copy.requires_grad
@@ -95,7 +95,7 @@ COPIED = {
 @pytest.mark.parametrize("name", COPIED)
 def test_strided_or_lazy_tensor_is_sent_row_major(name):
     tensor = COPIED[name]
-    copy = through_the_wire(tensor)
+    copy = send_and_receive(tensor)
     assert torch.equal(copy, tensor)
     assert copy.is_contiguous()
     assert not copy.is_conj()
@@ -104,7 +104,7 @@ def test_strided_or_lazy_tensor_is_sent_row_major(name):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0, 2), (0, 5)])
 def test_empty_tensors_keep_their_shape(shape):
-    copy = through_the_wire(torch.empty(shape, dtype=torch.bfloat16))
+    copy = send_and_receive(torch.empty(shape, dtype=torch.bfloat16))
     assert copy.shape == shape
     assert copy.dtype is torch.bfloat16
 
@@ -152,14 +152,14 @@ def test_read_only_and_odd_buffers_are_copied():
 
 
 def test_tensor_outlives_its_frame():
-    tensors = [through_the_wire(torch.full((1000,), float(n))) for n in range(50)]
+    tensors = [send_and_receive(torch.full((1000,), float(n))) for n in range(50)]
     assert all(bool((tensor == n).all()) for n, tensor in enumerate(tensors))
 
 
 def test_kernel_bits_on_received_memory():
     for size in (7, 64, 257):
         a, b = torch.randn(size, size), torch.randn(size, size)
-        ra, rb = through_the_wire(a), through_the_wire(b)
+        ra, rb = send_and_receive(a), send_and_receive(b)
         for op in (torch.matmul, torch.add, lambda x, y: torch.softmax(x, -1) * y, lambda x, y: x.sum() + y.cumsum(0)):
             assert torch.equal(op(a, b), op(ra, rb))
 

@@ -29,7 +29,7 @@ WARM_UP, SETTLED, TRACED, STEPS = (
 
 
 class Training:
-    """A loop that reads its loss now and then, as programs do."""
+    """A training loop that reads its loss sometimes, as programs do."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -58,15 +58,15 @@ class Training:
         return total
 
 
-def on_the_server():
-    """Values and bytes that this process's session holds there."""
+def session_usage():
+    """Return the number of values and bytes of this process's session on the server."""
     (status,) = ask_servers(client.settings()).values()
     (executor,) = [e for e in status.executors if e.sessions]
     return executor.sessions[-1].values, executor.sessions[-1].memory
 
 
-def tables():
-    """Sizes of what this process remembers."""
+def table_sizes():
+    """Return the sizes of the tables that this process keeps."""
     executor = only_executor()
     return {
         "calls": len(inference_cache.calls),
@@ -84,29 +84,29 @@ def training(over_tcp):
     return training
 
 
-def memory_here():
-    """Bytes of Python's memory since tracing began, but for the calls of modules, whose number has a limit of its own."""
+def python_memory():
+    """Return Python's bytes since tracing began, without the calls of modules, which have a separate limit."""
     gc.collect()
     known = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, "*/module_calls.py")])
     return sum(trace.size for trace in known.traces)
 
 
 def test_long_training_memory_is_bounded(training):
-    values, memory = on_the_server()
-    before, stats = tables(), djinn.stats()
+    values, memory = session_usage()
+    before, stats = table_sizes(), djinn.stats()
     tracemalloc.start()
     try:
         training.run(SETTLED)
         grown = []
         while len(grown) < 6 and (not grown or grown[-1] >= 1024 * TRACED):
-            start = memory_here()
+            start = python_memory()
             training.run(TRACED)
-            grown.append(memory_here() - start)
+            grown.append(python_memory() - start)
     finally:
         tracemalloc.stop()
     training.run(STEPS - TRACED - SETTLED)
-    assert on_the_server() == (values, memory)
-    assert tables() == before
+    assert session_usage() == (values, memory)
+    assert table_sizes() == before
     after = djinn.stats()
     for name in ("templates_sent", "plans_made", "bytes_uploaded"):
         assert after[name] == stats[name], name

@@ -17,20 +17,20 @@ def cnn():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd with momentum", "adamw, foreach"])
-def test_cnn_loss_curve(over_tcp, cnn, optimizer):
+def test_cnn_loss_curve_equals_local(over_tcp, cnn, optimizer):
     found = compare_runs(cnn, optimizer, long_or(24, 60))
     assert found.equal, found
     assert found.bitwise, found  # the same kernels here and there
 
 
-def test_cnn_loss_curve_under_autocast(over_tcp, cnn):
+def test_cnn_loss_curve_under_autocast_equals_local(over_tcp, cnn):
     found = compare_runs(cnn, "adamw, fused", long_or(12, 30), bf16=True)
     assert found.equal, found
     assert found.bitwise, found  # both policies cast the same ops of this network
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_gpt_loss_curve(over_tcp, attention):
+def test_gpt_loss_curve_equals_local(over_tcp, attention):
     found = compare_runs(prose(attention), "adamw, fused", long_or(8, 20))
     assert found.equal, found
     assert found.bitwise, found  # fused attention is the same kernel here and there

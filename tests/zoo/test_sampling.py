@@ -19,12 +19,12 @@ def expected():
 
 @pytest.fixture
 def server(connect, url_of):
-    """A server in a process of its own, with a session of each test's own."""
+    """Connect to a server in another process, with a new session for each test."""
     with connect(url_of("tcp")):
         yield
 
 
-def test_seed_gives_local_numbers(server, expected):
+def test_seed_gives_same_numbers_as_local(server, expected):
     found = sampling.draw(REMOTE)
     for name, tensor in expected.items():
         assert found[name].equal(tensor), name

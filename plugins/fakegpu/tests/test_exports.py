@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from configured import configured
-from servers import started, wait_for
+from servers import started_server, wait_for
 
 import djinn
 from djinn_fakegpu import control
@@ -92,7 +92,7 @@ def start_fake_server(start_python, environment, folder, *options):
     build()  # on a busy machine, the build takes longer than the start timeout of an executor
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
     command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--drain-seconds", "1", *options]
-    return started(start_python, command, folder, environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
+    return started_server(start_python, command, folder, environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)})
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from configured import configured
-from servers import SECONDS, started
+from servers import SECONDS, started_server
 
 import djinn
 from djinn.testing import executor_figures
@@ -26,7 +26,7 @@ def run_fake_server(start_python, environment, folder, *options):
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
     command += ["--device", "fakegpu:0", "--drain-seconds", "1", *options]
     known = environment | {"DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
-    server = started(start_python, command, folder, known)
+    server = started_server(start_python, command, folder, known)
     yield server
     assert server.stop() == 0, server.log.read_text()
 

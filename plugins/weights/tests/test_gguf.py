@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from gguf_files import Q4_K, Q8_0, gguf_file, keyed, quantized, text
+from gguf_files import Q4_K, Q8_0, gguf_file, key_value, quantized, text
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_file import MemoryFile, contents
@@ -34,14 +34,14 @@ TENSORS = {
 BLOCKS, NUMBERS = quantized(torch.randn(12, 3, 64))
 KEYS = b"".join(
     [
-        keyed("general.architecture", 8, text("llama")),
-        keyed("llama.block_count", 4, struct.pack("<I", 22)),
-        keyed("llama.rope.freq_base", 6, struct.pack("<f", 0.5)),
-        keyed("tokenizer.add_bos", 7, b"\1"),
-        keyed("tokenizer.tokens", 9, struct.pack("<IQ", 8, 3) + text("a") + text("") + text("ccc")),
-        keyed("tokenizer.scores", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3)),
-        keyed("lists", 9, struct.pack("<IQ", 9, 2) + 2 * struct.pack("<IQ2H", 2, 2, 1, 1)),
-        keyed("general.name", 8, text(b"\xff name")),
+        key_value("general.architecture", 8, text("llama")),
+        key_value("llama.block_count", 4, struct.pack("<I", 22)),
+        key_value("llama.rope.freq_base", 6, struct.pack("<f", 0.5)),
+        key_value("tokenizer.add_bos", 7, b"\1"),
+        key_value("tokenizer.tokens", 9, struct.pack("<IQ", 8, 3) + text("a") + text("") + text("ccc")),
+        key_value("tokenizer.scores", 9, struct.pack("<IQ3f", 6, 3, 1, 2, 3)),
+        key_value("lists", 9, struct.pack("<IQ", 9, 2) + 2 * struct.pack("<IQ2H", 2, 2, 1, 1)),
+        key_value("general.name", 8, text(b"\xff name")),
     ]
 )  # fmt: skip
 STORED = TENSORS | {"quantized": (Q8_0, (12, 3, 64), BLOCKS), "k": (Q4_K, (2, 256), bytes(288))}
@@ -50,7 +50,7 @@ STORED = TENSORS | {"quantized": (Q8_0, (12, 3, 64), BLOCKS), "k": (Q4_K, (2, 25
 @pytest.mark.parametrize(("version", "alignment"), [(2, 32), (3, 32), (3, 128), (3, 8)])
 def test_every_tensor_type_is_read(version, alignment, monkeypatch):
     monkeypatch.setattr(formats_quantized, "_BLOCKS", 7)
-    keys = KEYS + keyed("general.alignment", 4, struct.pack("<I", alignment))
+    keys = KEYS + key_value("general.alignment", 4, struct.pack("<I", alignment))
     file = MemoryFile(gguf_file(STORED, keys, 9, version, alignment))
     header = read_gguf(file)
     assert list(header.tensors) == list(STORED)
@@ -118,12 +118,12 @@ ONE = {"a": torch.ones(4)}
         (HEAD + struct.pack("<QQ", 0, 1 << 63), "more than"),
         (HEAD + struct.pack("<QQ", 0, 1000), "ends within"),
         (HEAD + struct.pack("<QQQ", 0, 1, 1 << 63), "ends within"),
-        (gguf_file(ONE, keyed("a", 13, b""), 1), "unknown type"),
-        (gguf_file(ONE, keyed("a", 9, struct.pack("<IQ", 4, 1 << 62)), 1), "ends within"),
-        (gguf_file(ONE, keyed("a", 9, struct.pack("<IQ", 8, 1 << 62)), 1), "more than"),
-        (gguf_file(ONE, keyed("a", 9, struct.pack("<IQ", 9, 1) * 9), 1), "unknown type"),
-        (gguf_file(ONE, keyed("general.alignment", 4, bytes(4)), 1), "alignment"),
-        (gguf_file(ONE, keyed("general.alignment", 8, text("x")), 1), "alignment"),
+        (gguf_file(ONE, key_value("a", 13, b""), 1), "unknown type"),
+        (gguf_file(ONE, key_value("a", 9, struct.pack("<IQ", 4, 1 << 62)), 1), "ends within"),
+        (gguf_file(ONE, key_value("a", 9, struct.pack("<IQ", 8, 1 << 62)), 1), "more than"),
+        (gguf_file(ONE, key_value("a", 9, struct.pack("<IQ", 9, 1) * 9), 1), "unknown type"),
+        (gguf_file(ONE, key_value("general.alignment", 4, bytes(4)), 1), "alignment"),
+        (gguf_file(ONE, key_value("general.alignment", 8, text("x")), 1), "alignment"),
         (gguf_file({"a": (0, (9,), bytes(16))}), "outside of the file"),
         (gguf_file({"a": (0, (1 << 62, 1 << 62), bytes(16))}), "outside of the file"),
         (gguf_file({"a": (0, (0, 1 << 63), bytes(16))}), "outside of the file"),
@@ -151,7 +151,7 @@ def test_invalid_or_repeated_tensor_names_are_refused():
 def test_large_vocabulary_needs_few_reads():
     words = 200_000
     tokens = struct.pack("<IQ", 8, words) + b"".join(text(f"token{number}") for number in range(words))
-    file = MemoryFile(gguf_file(ONE, keyed("tokenizer.tokens", 9, tokens), 1))
+    file = MemoryFile(gguf_file(ONE, key_value("tokenizer.tokens", 9, tokens), 1))
     started = time.monotonic()
     assert contents(file, read_gguf(file).tensors["a"]) == torch.ones(4).numpy().tobytes()
     assert time.monotonic() - started < 5
@@ -161,7 +161,7 @@ def test_large_vocabulary_needs_few_reads():
 def test_gguf_over_limits_is_refused(monkeypatch):
     monkeypatch.setattr(gguf, "HEADER_LIMIT", 200)
     with pytest.raises(ValueError, match="too long"):
-        read_gguf(MemoryFile(gguf_file(ONE, keyed("a", 8, text("x" * 300)), 1)))
+        read_gguf(MemoryFile(gguf_file(ONE, key_value("a", 8, text("x" * 300)), 1)))
 
 
 SAMPLE = gguf_file(STORED, KEYS, 8)
