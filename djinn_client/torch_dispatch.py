@@ -85,12 +85,12 @@ def higher_order_ops() -> Mapping[str, Any]:
 
 
 def composite_implementation(op: Any) -> Callable[..., Any] | None:
-    """Return a higher-order op's implementation by other ops, for tensors of any kind, or None."""
+    """Return a higher-order op's implementation by other ops, for tensors of any kind, or None if it has none."""
     return op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)  # type: ignore[no-any-return]
 
 
 def differentiated(op: Any) -> Callable[..., Any] | None:
-    """Return a higher-order op's implementation under autograd, or None."""
+    """Return a higher-order op's implementation under autograd, or None if it has none."""
     return op.py_kernels.get(torch._C.DispatchKey.Autograd)  # type: ignore[no-any-return]
 
 
@@ -178,7 +178,7 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
 
 @functools.cache
 def composite_kernel(func: Any) -> Callable[..., Any] | None:
-    """Return the composite kernel of `func`, or None."""
+    """Return the composite kernel of `func`, or None if it has none."""
     keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.CompositeExplicitAutograd)
     for key in keys:
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
@@ -263,7 +263,7 @@ EngineRun = Callable[..., Any]
 
 
 def wrap_engine(wrap: Callable[[EngineRun], EngineRun]) -> None:
-    """Replace the function that runs backward passes, in both modules that refer to it."""
+    """Wrap the function that runs backward passes, in both modules that refer to it."""
     wrapped = wrap(torch.autograd.graph._engine_run_backward)
     torch.autograd.graph._engine_run_backward = wrapped
     torch.autograd._engine_run_backward = wrapped  # type: ignore[attr-defined]
@@ -273,7 +273,7 @@ ModuleApply = Callable[..., torch.nn.Module]
 
 
 def wrap_module_apply(wrap: Callable[[ModuleApply], ModuleApply]) -> None:
-    """Replace `torch.nn.Module._apply`, which `to`, `cpu`, `half` and similar methods use."""
+    """Wrap `torch.nn.Module._apply`, which `to`, `cpu`, `half` and similar methods use."""
     torch.nn.Module._apply = wrap(torch.nn.Module._apply)  # type: ignore[method-assign]
 
 
@@ -295,7 +295,7 @@ def is_usual_module_call(call: ModuleCallImpl) -> bool:
 
 
 def wrap_module_call(wrap: Callable[[ModuleCallImpl], ModuleCallImpl]) -> None:
-    """Replace `torch.nn.Module.__call__`."""
+    """Wrap `torch.nn.Module.__call__`."""
     torch.nn.Module.__call__ = wrap(torch.nn.Module.__call__)  # type: ignore[method-assign]
 
 
@@ -388,7 +388,7 @@ def unseen_by_function_modes() -> AbstractContextManager[None]:
 
 
 def wrap_element_printing(wrap: Callable[[Callable[..., str]], Callable[..., str]]) -> None:
-    """Replace the function that prints a tensor's elements. It gets the tensor and its indent."""
+    """Wrap the function that prints a tensor's elements. This function gets the tensor and the indent."""
     printing: Any = importlib.import_module("torch._tensor_str")
     printing._tensor_str = wrap(printing._tensor_str)
 

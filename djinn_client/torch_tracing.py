@@ -21,7 +21,7 @@ def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -
     """Keep PyTorch from importing `torch._dynamo` at the first meta kernel that is written in Python.
 
     PyTorch's wrapper, which hides such a kernel from Dynamo, imports Dynamo at its first call and stores the hidden kernel
-    in an attribute. This sets the attribute to the kernel itself until the program imports Dynamo: before, nothing traces.
+    in an attribute. This sets the attribute to the kernel itself until the program imports Dynamo. No tracing precedes that import.
 
     `call_on_import`: calls a function when the program imports a module.
     """

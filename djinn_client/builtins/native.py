@@ -36,7 +36,7 @@ class Native(Interception):
         return [recorder.take(SyncRequest()) for recorder in sources]
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:
-        """Predict these strides for a result of calls like `call`, because an executor found the old prediction wrong."""
+        """Predict `stride` for the result number `result` of calls like `call`, because the old prediction was wrong."""
         from djinn_client.interception.dispatch import learn_layout
 
         learn_layout(call, result, stride)
@@ -58,7 +58,7 @@ class Native(Interception):
         forget_learnt_calls()
 
     def live(self, since: int) -> int:
-        """Return the number of live values. Unreachable reference cycles do not count."""
+        """Return the number of live values with storage numbers from `since` on. Unreachable cycles do not count."""
         from djinn_client.interception.recording.recorder import recorders
         from djinn_client.interception.tensors.storage import handles_to_free, live_values
 

@@ -48,7 +48,7 @@ class PendingReply(ABC):
 
     @abstractmethod
     def mark_unobserved(self) -> None:
-        """Do not report errors of this thread's later submissions, except where the program uses their results."""
+        """Do not report errors of submissions that this thread sent after this one, unless the program uses their results."""
 
 
 class Executor(Protocol):
@@ -213,7 +213,7 @@ class JoinedReplies(PendingReply):
             pending.abandon()
 
     def mark_unobserved(self) -> None:
-        """Do not report errors of this thread's later submissions, except where the program uses their results."""
+        """Do not report errors of submissions that this thread sent after this one, unless the program uses their results."""
         for _, pending in self.waiting:
             pending.mark_unobserved()
 

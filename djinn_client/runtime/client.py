@@ -311,9 +311,9 @@ def _new_session(opened: tuple[OpenSession, ...]) -> Session:
 
 
 def _find_router() -> Router | None:
-    """Return the router that the settings name, or the router with the greatest preference.
+    """Return the router that the settings name, or else the router with the greatest preference.
 
-    Return None if no plugin offers a router.
+    Return None if no plugin offers such a router.
     """
     registry, settings = context.configured()
     routers = {router.name: router for router in registry.routers}

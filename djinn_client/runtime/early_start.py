@@ -81,7 +81,7 @@ process_start: EarlyStart | None = None  # the early start of this process
 
 
 def begin() -> EarlyStart | None:
-    """Start the executors that this program will probably use, and return them. A worker process starts none."""
+    """Start the executors that this program will probably use, and return them. Return None in a worker process."""
     global process_start
     process_start = _new_early_start()
     return process_start

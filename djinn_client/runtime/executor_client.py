@@ -62,7 +62,7 @@ class ExecutorReply(PendingReply):
         self.replies.abandon(self.number)
 
     def mark_unobserved(self) -> None:
-        """Do not report errors of this thread's later submissions, except where the program uses their results."""
+        """Do not report errors of submissions that this thread sent after this one, unless the program uses their results."""
         self.replies.mark_unobserved(self.number)
 
 

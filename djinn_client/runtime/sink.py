@@ -34,7 +34,7 @@ class ClientSink(Sink):
         return port.lock
 
     def open(self) -> None:
-        """Begin a session if none is open."""
+        """Begin a session as `Sink.open`. Load plugins that planning has requested."""
         if self._context.session is None or port.forked:
             if port.lock._is_owned():  # type: ignore[attr-defined] # noqa: SLF001 - the documented order of the locks
                 raise SessionLost("the session has ended")

@@ -54,7 +54,7 @@ class PredictedFetches(Protocol):
     """Prediction of the values that this thread will fetch next."""
 
     def take(self, key: int) -> torch.Tensor | None:
-        """Return the elements of the value `key` if a fetch of it was predicted.
+        """Return the elements of the value `key`, or None if it was not predicted or must be fetched by itself.
 
         The first call requests all predicted values.
         """

@@ -62,7 +62,7 @@ EXECUTOR_DEFAULT_DTYPE = torch.float32
 def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:
     """Return the arguments with integers converted to the default dtype.
 
-    Return None if `func` does not depend on the default dtype.
+    Return None if the executor's default dtype gives the same results.
     """
     default = torch.get_default_dtype()
     if default == EXECUTOR_DEFAULT_DTYPE or torch.Tag.pointwise not in func.tags:

@@ -92,7 +92,7 @@ def _run_selected_kernel(args: tuple[Any, ...], options: dict[str, Any]) -> torc
 
 
 def _device_kind() -> str:
-    """Return the type of the executor's device, or "" in a capture without a session. This never begins a session."""
+    """Return the type of the executor's device. In a capture, this begins no session, and returns "" if none is open."""
     if not port.is_open():
         if current().captures:
             return ""
@@ -184,7 +184,7 @@ def _probe(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
 
 @never_compiled
 def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
-    """Return the fused kernel's gradients. They have second-order gradients, which PyTorch's kernel lacks."""
+    """Return the gradients of the fused CPU kernel. Unlike PyTorch's, they can be differentiated again."""
     if args[0] is None:  # the result is unused
         return None, None, None
     if not is_differentiated((*args, kwargs.get("attn_mask"))):

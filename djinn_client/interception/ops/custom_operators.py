@@ -48,7 +48,7 @@ def runs_whole(func: Any) -> bool:
 
 
 def library_of(op: str) -> OperatorLibrary | None:
-    """Return the operator library of the installed plugin that has an op."""
+    """Return the operator library of the installed plugin that has an op, or None if no plugin has it."""
     return next((one for one in port.operators() if op in one.operators), None)
 
 

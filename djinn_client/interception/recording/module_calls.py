@@ -61,7 +61,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
 
 
 def current_module(recorder: Recorder) -> ModuleCall | None:
-    """Return the module call that a thread is inside, or its current autograd node."""
+    """Return the module call that a thread is inside, its current autograd node, or None outside of both."""
     outer = recorder.module
     return at_node(recorder) if outer is None and recorder.differentiating else outer
 

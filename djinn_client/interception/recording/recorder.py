@@ -239,7 +239,7 @@ class Recorder:
         ops.note_read(storage.holder)
 
     def take_back(self, value: Value) -> bool:
-        """Remove the last instruction if it created the empty memory of `value`. Return True if it did."""
+        """Remove the last instruction if it created the empty memory of `value`. Return True if it was removed."""
         if self.fixed is not None and self.unsent and self.entries[-1].handles == self.fixed.handles:
             return False
         if not ops.take_back(value.holder):

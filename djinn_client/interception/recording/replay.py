@@ -27,7 +27,7 @@ def reissue(
     Args:
         program: a captured program.
         nodes: node ids, in order.
-        replace: handles to read instead of operands of the program.
+        replace: for each operand to replace, by handle, the handle to read instead.
         inputs: tensors for inputs of the program, by handle. For other inputs, the captured tensors are used, which
             must still be alive.
 

@@ -56,7 +56,7 @@ def _has_unusual_number(argument: Any) -> bool:
 def infer_by_element(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor]
 ) -> Call | None:
-    """Return the call of an op over lists. Return None if `func` is no such op, or if grouping its elements saves little.
+    """Return the call of an op over lists. Return None if `func` is no such op, or if its elements form no or too many groups.
 
     Raises:
         Exception: the errors of `infer`.
@@ -104,7 +104,8 @@ def _lengthened(
 ) -> Call | None:
     """Return the call for all elements, expanded from `short`, the call for one element of each kind.
 
-    `index`: for each element, the number of its kind. Return None if results alias operands or change their metadata.
+    `index`: for each element, the number of its kind. Return None if results alias operands, the op changes metadata, or
+    `short` does not have one result per kind.
     """
     has_results = bool(torch_private.schema_of(func).returns)
     has_aliases = any(operand >= 0 for operand in (*short.inplace, *short.aliases))

@@ -53,7 +53,7 @@ def _is_contiguous(meta: TensorMeta) -> bool:
 
 
 def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
-    """Warn of a variance over too few elements."""
+    """Warn of a variance over too few elements. Return True if the call warns."""
     operand, result = call.operands[0], call.results[0]
     correction = kwargs.get("correction")
     correction = 1 if correction is None else correction
@@ -65,7 +65,7 @@ def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
 
 
 def _warn_of_cast(call: Call, target: Any) -> bool:
-    """Warn of a cast from complex to real numbers. PyTorch shows this warning once."""
+    """Warn of a cast from complex to real numbers. Return True if PyTorch is set to show this warning each time."""
     source = call.operands[-1]
     if target is None or not source.dtype.is_complex or target.dtype.is_complex:
         return False

@@ -340,7 +340,7 @@ def _takes_generator(func: Any) -> bool:
 
 
 def _statistics(func: Any, args: Sequence[Any]) -> range:
-    """Return the positions of running statistics. Batch normalisation updates them, although its schema does not say so."""
+    """Return the positions of the running statistics that batch normalisation updates, although its schema does not say so."""
     if func is not torch.ops.aten.native_batch_norm.default or not args[5]:
         return range(0)
     before, after = (len(list(_operands(func, args[:end], {}))) for end in (3, 5))
@@ -381,7 +381,7 @@ def _operands_in(argument: Any) -> Iterator[Any]:
 
 
 def laid_out(meta: TensorMeta | None, order: tuple[int, ...]) -> TensorMeta | None:
-    """Return `meta` as a dense tensor with dimensions in memory order `order`, outermost first."""
+    """Return `meta` as a dense tensor with dimensions in memory order `order`, outermost first; None stays None."""
     if meta is None:
         return None
     strides = contiguous_strides(tuple(meta.shape[d] for d in order))

@@ -44,7 +44,7 @@ def _batch_norm_in_evaluation(func: Any) -> Rule:
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Return a result with the strides of the query, as fused kernels do.
 
-    If rows have gaps, the meta rule selects the unfused kernel.
+    Return the meta kernel's result if rows have gaps, because the unfused kernel runs then.
     """
     out: torch.Tensor = aten.scaled_dot_product_attention.default(query, key, value, *args, **kwargs)
     if out.dim() != 4 or out.shape != query.shape or any(t.stride(-1) != 1 for t in (query, key, value)):
@@ -122,7 +122,7 @@ def _of_convolution(
 def _is_of_onednn(operand: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """Return True if oneDNN computes a 3-D convolution on a CPU (`use_mkldnn` in ATen's Convolution.cpp).
 
-    PyTorch's own kernel is row-major.
+    Raise `NotImplementedError` if only the executor knows. PyTorch's own kernel is row-major.
     """
     if operand.dtype is not torch.float32:
         return operand.dtype is not torch.float64
@@ -267,9 +267,9 @@ def _grouped_mm(
 
 
 def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the result.
+    """Return the difference. Refuse bool tensors.
 
-    Refuse a bool tensor if the other operand is a 0-dim CPU tensor, which the meta kernel accepts.
+    The meta kernel accepts a bool tensor if the other operand is a 0-dim CPU tensor.
     """
     if torch.bool in {left.dtype, getattr(right, "dtype", None)}:
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported")

@@ -64,7 +64,7 @@ _FILLING: Final = frozenset({"fill", "full", "full_like", "new_full"})
 def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
     """Return the error with which the CPU kernel refuses the call with small tensors instead of the meta tensors.
 
-    Return None if the kernel accepts the call, or its error does not hold for large tensors.
+    Return None if the op is not tried, the kernel accepts the call, or its error does not hold for large tensors.
     """
     if is_custom(func):
         return None
@@ -335,7 +335,7 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
 def _result_in_target(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
     """Return the result of an op that writes to `target`.
 
-    Return None if the dtype differs from that of `meta`, or if the shape differs and the target has elements.
+    Return None if the meta kernel must decide, for example because the dtype differs from that of `meta`.
     """
     before = target.remote.meta if isinstance(target, LazyTensor) else None
     if before is None or before.dtype is not meta.dtype or before.conj or before.neg:

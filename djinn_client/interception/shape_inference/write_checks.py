@@ -129,7 +129,7 @@ def _targets(func: Any) -> tuple[str, ...]:
 
 @functools.cache
 def returning(func: Any) -> Any:
-    """Return the variant of `func` that returns its results instead of writing them to `out=` arguments, or None."""
+    """Return the variant of `func` that returns its results instead of writing to `out=` arguments, or None if none exists."""
     if is_custom(func):
         return None
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])

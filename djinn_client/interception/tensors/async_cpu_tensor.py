@@ -137,7 +137,7 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
 
 @without_modes
 def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
-    """Begin to copy `source` into pinned memory. Return False for other memory, which CUDA also fills before it returns."""
+    """Begin to copy `source` into pinned memory. Return False for other memory, and while a module is converted."""
     if device_state.thread.converts_module or not _is_pinned(target):
         return False
     arrival = _Arrival(fetch_later([source]), target, _copy)

@@ -75,7 +75,7 @@ class BatchedFetch:
         self._requested: dict[int, _RequestedValue] = {}
 
     def take(self, key: int) -> torch.Tensor | None:
-        """Return the elements of the value `key` if a fetch of it was predicted."""
+        """Return the elements of the value `key`, or None if it was not predicted or must be fetched by itself."""
         if key not in self._requested:
             self._fetch_batch(key)
         requested = self._requested.pop(key, None)

@@ -40,10 +40,10 @@ def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
 
 @torch_dispatch.without_modes
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
-    """Replace the instruction that created `target` by an upload of `source`. Return True on success.
+    """Replace the instruction that created `target` by an upload of `source`. Return True if no copy is needed any more.
 
-    Return False if another instruction follows it, or if the tensor has no elements: a message for each empty cache of a
-    model would take longer than the op. `.to(device)` is an `empty` and a `copy_`, which become one upload.
+    Return False if dtypes or shapes differ, `target` is not dense, or another instruction follows its creation. Upload
+    nothing if `target` has no elements. `.to(device)` is an `empty` and a `copy_`, which become one upload.
     """
     meta = target.remote.meta
     source = torch_dispatch.of_own_class(source)
@@ -53,7 +53,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
         return False
     if meta.extent * meta.dtype.itemsize != meta.nbytes:
         return False  # not dense: gaps would be sent
-    with interrupt_mask:  # not dense: gaps would be sent
+    with interrupt_mask:
         if not current().take_back(target.remote):
             return False  # the target has been used already
         plain = _plain(source)

@@ -215,7 +215,7 @@ def _context_of(
 ) -> ChannelContext:
     """Return the context of a session with one of `servers`.
 
-    The `standbys` may take the session over. Its own server may also take it over if the server has several executors.
+    If `standbys` is not empty, these servers may take the session over, or another executor of its own server.
     """
     addresses = {session.url, *session.addresses}
     own_server = attrs.evolve(
@@ -285,7 +285,7 @@ def _wrap_channels(
 def _wrap_stepwise(
     settings: Settings, registry: Registry, session: OpenSession, context: ChannelContext
 ) -> Iterator[OpenSession]:
-    """Yield a session after each wrapper that has wrapped its channel."""
+    """Wrap the channel of `session` with each plugin's wrapper. Yield the session after each wrapper."""
     if context.standby and ENGINE not in settings.standby:  # a wrapper may take any time
         session.connection.limit_reconnect_seconds(settings.standby_seconds)
     for wrapper in sorted(registry.channels, key=lambda wrapper: not wrapper.takes_over):
@@ -356,7 +356,7 @@ def _with_fallbacks(
 def _in_order(settings: Settings, servers: Sequence[Server]) -> list[Server]:
     """Return the servers sorted by the speed of their transports, then by load, then at random.
 
-    Device numbers follow this order. If the settings name devices, the configured order is used.
+    Device numbers follow this order. If `spread` is off, or settings name devices, loads and chance have no influence.
     """
 
     def slow(server: Server) -> float:
@@ -468,7 +468,7 @@ def retry_while_full(attempt: Callable[[], T], seconds: float) -> T:
         ServerBusy: the server stayed full.
     """
     deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
-    log = _log.warning  # `info` the first time, then `debug`
+    log = _log.warning  # the first time, then `debug`
     while True:
         try:
             return attempt()

@@ -31,7 +31,7 @@ _log = get_logger("djinn.runtime")
 def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None:
     """Return names by which this program's own executors load the plugins.
 
-    Plugins without such a name stay in the client.
+    Plugins without such a name stay in the client. Return None if `plugins` is None.
 
     Raises:
         PluginError: a plugin without such a name has hooks for executors. The message says what to do.
@@ -109,7 +109,7 @@ def _is_importable(module: ModuleType) -> bool:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Return the spec that an import of this module name would find now.
+    """Return the spec that an import of this module name would find now, or None if it would find none.
 
     `importlib.util.find_spec` would return the spec of the loaded module.
     """

@@ -219,7 +219,7 @@ class AbTests:
 
 
 def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
-    """Return the verdict of the plugin `judge`, which `ask` returns.
+    """Return the verdict of the plugin `judge` that `ask` returns: True or False, or None if it needs more runs.
 
     If the judge fails, log the error and return True, which keeps the plan.
     """

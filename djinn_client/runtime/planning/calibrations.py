@@ -68,7 +68,7 @@ def _identity(device: DeviceInfo) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _load(file: Path, _version: FileVersion) -> Calibration | None:
-    """Return the content of a version of a file. Each version is read once."""
+    """Return the content of a version of a file, or None if it is unreadable. Each version is read once."""
     try:
         text = file.read_text(encoding="utf-8")
         content = json.loads(text)

@@ -87,7 +87,7 @@ def growth_intolerant_plugins_in(registry: Registry, settings: Settings, devices
 
 
 def judge_among(optimizations: Iterable[Optimization]) -> Judge | None:
-    """Return the first optimization that is a judge."""
+    """Return the first optimization that is a judge, or None."""
     return next((o for o in optimizations if isinstance(o, Judge)), None)
 
 

@@ -251,7 +251,7 @@ class Replies:
         self.abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
-        """Do not report errors of this thread's later submissions, except where the program uses their results."""
+        """Do not report errors of submissions that this thread sent after this one, unless the program uses their results."""
         with interrupt_mask, collect_later, self._link.read_lock:
             self.cancellation.mark_unobserved_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
