@@ -38,12 +38,12 @@ class DiskQuota:
         with self._lock:
             return sum(self._usage.values())
 
-    def left_for_weights(self, most: int) -> int:
-        """Return the bytes that weights may use, at most `most`."""
-        return min(most, max(0, self.limit - self.used)) if self.limit else most
+    def left_for_weights(self, max_bytes: int) -> int:
+        """Return the bytes that weights may use, at most `max_bytes`."""
+        return min(max_bytes, max(0, self.limit - self.used)) if self.limit else max_bytes
 
-    def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
-        """Set the charge of `owner` to `nbytes` bytes on the disk of path `where`. Call this before writing.
+    def charge(self, owner: Hashable, nbytes: int, path: Path | str) -> str:
+        """Set the charge of `owner` to `nbytes` bytes on the disk of `path`. Call this before writing.
 
         Return "" on success. If the quota or the disk does not allow `nbytes`, leave the charge and return the reason.
         """
@@ -54,15 +54,15 @@ class DiskQuota:
             return f"you would use {total:,} bytes on disk; your quota is {self.limit:,} bytes"
         if self.limit:
             self.evict_weights(self.limit - total)
-        free = free_bytes(where)
+        free = free_bytes(path)
         if free - max(0, nbytes - before) < self.reserve:
             return f"the disk has only {free:,} bytes left, and {self.reserve:,} bytes must stay free"
         self.set_usage(owner, nbytes)
         return ""
 
-    def headroom(self, where: Path | str) -> int:
-        """Return how many more bytes the quota and the disk of path `where` allow."""
-        free = max(0, free_bytes(where) - self.reserve)
+    def headroom(self, path: Path | str) -> int:
+        """Return how many more bytes the quota and the disk of `path` allow."""
+        free = max(0, free_bytes(path) - self.reserve)
         return min(free, max(0, self.limit - self.used)) if self.limit else free
 
     def set_usage(self, owner: Hashable, nbytes: int) -> None:
@@ -76,9 +76,9 @@ class DiskQuota:
             self._usage.pop(owner, None)
 
 
-def free_bytes(where: Path | str) -> int:
-    """Return the free bytes for this user on the disk of path `where`, or 2^62 if unknown."""
+def free_bytes(path: Path | str) -> int:
+    """Return the free bytes for this user on the disk of `path`, or 2^62 if unknown."""
     try:
-        return shutil.disk_usage(where).free
+        return shutil.disk_usage(path).free
     except OSError:
         return 1 << 62

@@ -159,19 +159,19 @@ class RequestTimes:
         self._prefill: _Prefill | None = None
         self._generation: _Generation | None = None
 
-    def ran(self, workload: Workload | None, arrived: float, done: float, *, answers: bool) -> None:
-        """Note a finished submission. `arrived`, `done`: times of its arrival and its completion, in seconds.
+    def ran(self, workload: Workload | None, arrival_time: float, end_time: float, *, answers: bool) -> None:
+        """Note a finished submission. `arrival_time`, `end_time`: times of its arrival and its completion, in seconds.
 
         `workload`: model and queries of its template, or None. `answers`: True if the reply has a tensor.
         """
         if workload is not None:
             self.model = workload.model or self.model
             if workload.queries == 1:
-                self._decode(arrived)
+                self._decode(arrival_time)
             else:
-                self._begin(arrived if workload.queries else None)
+                self._begin(arrival_time if workload.queries else None)
         if answers:
-            self._answer(arrived, done)
+            self._answer(arrival_time, end_time)
 
     def close(self) -> None:
         """Count prefills that still wait for a decode step, because the session ends."""
@@ -187,33 +187,33 @@ class RequestTimes:
                 self._prefill.times.add_answer(end - start)
         self._prefill = _Prefill(prefill, self._times()) if prefill is not None else None
 
-    def _decode(self, arrived: float) -> None:
+    def _decode(self, arrival_time: float) -> None:
         if self._generation is None:
             if self._prefill is None:  # a prompt of one token
-                self._prefill = _Prefill(arrived, self._times())
+                self._prefill = _Prefill(arrival_time, self._times())
             self._prefill.decodes = True
             if self._prefill.answers:
                 self._first_token(self._prefill, self._prefill.answers[0][1])
         if self._generation is not None:
             self._generation.steps += 1
 
-    def _first_token(self, prefill: _Prefill, done: float) -> None:
+    def _first_token(self, prefill: _Prefill, end_time: float) -> None:
         self._prefill = None
-        self._generation = _Generation(prefill.times, done)
-        prefill.times.add_first_token(done - prefill.arrived)
+        self._generation = _Generation(prefill.times, end_time)
+        prefill.times.add_first_token(end_time - prefill.arrived)
 
-    def _answer(self, arrived: float, done: float) -> None:
+    def _answer(self, arrival_time: float, end_time: float) -> None:
         prefill, generation = self._prefill, self._generation
         if generation is not None:
             if generation.steps:  # otherwise a second answer has the same token
-                generation.times.tokens.add((done - generation.last) / generation.steps, generation.steps)
-                generation.last, generation.steps = done, 0
+                generation.times.tokens.add((end_time - generation.last) / generation.steps, generation.steps)
+                generation.last, generation.steps = end_time, 0
         elif prefill is None:
-            self._times().add_answer(done - arrived)
+            self._times().add_answer(end_time - arrival_time)
         elif prefill.decodes:
-            self._first_token(prefill, done)
+            self._first_token(prefill, end_time)
         else:
-            prefill.answers.append((arrived, done))
+            prefill.answers.append((arrival_time, end_time))
             if len(prefill.answers) >= ANSWERS_LIMIT:
                 self._begin(None)
 

@@ -351,7 +351,7 @@ class ExecutorSession:
         `before`: in a replay, the logged answer; else None. A blob that was missing counts as missing again.
         """
         try:
-            return YES if self._uploads.accept_offer(offer, look=before != NO) else NO
+            return YES if self._uploads.accept_offer(offer, look_up=before != NO) else NO
         except ProtocolError as error:
             self._uploads.refuse(offer.handle, str(error))
             return YES

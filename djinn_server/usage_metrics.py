@@ -279,8 +279,8 @@ class UsageMetrics:
         raise QuotaExceeded(reason)
 
 
-def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
-    for name, value in more.items():
+def _add(totals: dict[str, float], increments: Mapping[str, float]) -> None:
+    for name, value in increments.items():
         totals[name] = totals.get(name, 0) + value
 
 

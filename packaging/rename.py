@@ -28,7 +28,7 @@ NAME = re.compile(r"[a-z][a-z0-9]{1,30}")
 def renamed(text: str, name: str, old: str = OLD) -> str:
     """Return `text` with `name` instead of the name `old`, in lower case, with a capital and in capitals."""
     pairs = {old: name, old.capitalize(): name.capitalize(), old.upper(): name.upper()}
-    return re.sub("|".join(pairs), lambda found: pairs[found[0]], text)
+    return re.sub("|".join(pairs), lambda match: pairs[match[0]], text)
 
 
 def tracked(root: Path) -> list[str]:

@@ -100,7 +100,7 @@ PARTS: Mapping[str, Callable[[], str]] = {"settings": settings, "kinds": kinds, 
 
 def renew_parts(text: str) -> str:
     """Return the text of a page with all generated parts renewed."""
-    return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[4]}", text)
+    return PART.sub(lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n\n{match[4]}", text)
 
 
 def main() -> int:

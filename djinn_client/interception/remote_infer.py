@@ -253,9 +253,9 @@ def _as_pytorch(remote: RemoteError, message: str) -> Exception:
     return error
 
 
-def _with_copies(operands: list[LazyTensor], written: tuple[int, ...]) -> list[LazyTensor]:
+def _with_copies(operands: list[LazyTensor], written_positions: tuple[int, ...]) -> list[LazyTensor]:
     with torch.no_grad():  # a kernel may refuse a target because it is also an operand
-        copies = {id(operands[i]): _copy_of(operands[i]) for i in written}
+        copies = {id(operands[i]): _copy_of(operands[i]) for i in written_positions}
     return [copies.get(id(o), o) for o in operands]
 
 
@@ -267,10 +267,10 @@ def _copy_of(tensor: LazyTensor) -> LazyTensor:
     return memory.as_strided(meta.shape, meta.stride, 0)  # type: ignore[return-value]
 
 
-def _copied_back(operands: list[LazyTensor], copies: list[LazyTensor], written: tuple[int, ...]) -> Any:
+def _copied_back(operands: list[LazyTensor], copies: list[LazyTensor], written_positions: tuple[int, ...]) -> Any:
     """Copy `copies`, into which a random op wrote its results, to the written operands. Return those operands."""
     with torch.no_grad():
-        results = [operands[i].copy_(copies[i]) for i in written]
+        results = [operands[i].copy_(copies[i]) for i in written_positions]
     return results[0] if len(results) == 1 else tuple(results)
 
 

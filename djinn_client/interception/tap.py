@@ -74,8 +74,8 @@ class Tap:
     or `recorded`.
     """
 
-    def op(self, func: Any, begun: float, ended: float) -> None:
-        """Called after Python recorded an op, from `begun` until `ended` (`time.perf_counter()`).
+    def op(self, func: Any, start_time: float, end_time: float) -> None:
+        """Called after Python recorded an op, from `start_time` until `end_time` (`time.perf_counter()`).
 
         `func`: the op, or a text if Python appended a cached call. C++ records the times of ops that it handles without
         Python (`ops.time_ops`).
@@ -102,20 +102,20 @@ class Tap:
     def taken(self, recorder: Recorder, instructions: int) -> None:
         """Called before a recorder's oldest `instructions` unsent instructions are submitted."""
 
-    def submitted(self, begun: float, instructions: int) -> None:
-        """Called after the thread planned, encoded and sent `instructions` instructions, from `begun` until now."""
+    def submitted(self, start_time: float, instructions: int) -> None:
+        """Called after the thread planned, encoded and sent `instructions` instructions, from `start_time` until now."""
 
-    def uploaded(self, begun: float) -> None:
-        """Called after the thread uploaded a tensor between `begun` and now."""
+    def uploaded(self, start_time: float) -> None:
+        """Called after the thread uploaded a tensor between `start_time` and now."""
 
-    def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:
-        """Called after the thread encoded a submission from `begun` on, and sent it from `sending` until now.
+    def sent(self, executor: int, number: int, pending: Any, start_time: float, sending: float, nbytes: int) -> None:
+        """Called after the thread encoded a submission from `start_time` on, and sent it from `sending` until now.
 
         Args:
             executor: number of the executor in its pool.
             number: number of the submission.
             pending: its `PendingSubmission`.
-            begun: time at which encoding began.
+            start_time: time at which encoding began.
             sending: time at which sending began.
             nbytes: bytes of the tensors that were sent.
         """
@@ -123,8 +123,8 @@ class Tap:
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
         """Called after the thread read the reply to submission `number`, which contains `nbytes` bytes of tensors."""
 
-    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
-        """Called after a wait from `begun` until now: for the reply to submission `number`, or to a question (number 0)."""
+    def waited(self, cause: Cause, start_time: float, executor: int, number: int) -> None:
+        """Called after a wait from `start_time` until now: for the reply to submission `number`, or to a question (number 0)."""
 
 
 class Taps:

@@ -22,7 +22,7 @@ class EventTap(Tap):
     def __init__(self, events: Events) -> None:
         self._events = events
 
-    def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:  # noqa: ARG002
+    def sent(self, executor: int, number: int, pending: Any, start_time: float, sending: float, nbytes: int) -> None:  # noqa: ARG002
         """Emit the event `submitted`."""
         self._events.emit("submitted", submission=number, executor=executor, instructions=len(pending.program))
 
@@ -38,9 +38,9 @@ class EventTap(Tap):
             failures=failures,
         )
 
-    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
+    def waited(self, cause: Cause, start_time: float, executor: int, number: int) -> None:  # noqa: ARG002
         """Emit the event `waited`."""
-        self._events.emit("waited", submission=number, executor=executor, seconds=time.perf_counter() - begun)
+        self._events.emit("waited", submission=number, executor=executor, seconds=time.perf_counter() - start_time)
 
 
 class Observers(Events):

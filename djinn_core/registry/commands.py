@@ -41,17 +41,19 @@ class PluginCommands:
 
 
 def find_commands(
-    selection: Selection, taken: Collection[str], entry_points: Iterable[importlib.metadata.EntryPoint] | None = None
+    selection: Selection,
+    reserved_names: Collection[str],
+    entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
 ) -> PluginCommands:
     """Return the commands of installed plugins that are not disabled, and of modules in the setting `plugins`.
 
     Args:
         selection: only `plugins`, `disable` and the plugins' own settings have an effect.
-        taken: names of the core's commands, which plugins cannot use.
+        reserved_names: names of the core's commands, which plugins cannot use.
         entry_points: entry points to use instead of the entry points of all installed distributions.
     """
     core = PluginCandidate("djinn", builtin=True)
-    loader = PluginLoader(selection, {_KIND}, taken={(_KIND, name): core for name in taken})
+    loader = PluginLoader(selection, {_KIND}, reserved_names={(_KIND, name): core for name in reserved_names})
     candidates = installed(entry_points)
     for candidate in candidates:
         if _KIND in candidate.points:

@@ -90,7 +90,7 @@ class PluginLoader:
         selection: Selection,
         kinds: Collection[str],
         *,
-        taken: Mapping[tuple[str, str], PluginCandidate] | None = None,
+        reserved_names: Mapping[tuple[str, str], PluginCandidate] | None = None,
         started: bool = False,
         libraries: bool = False,
     ) -> None:
@@ -99,7 +99,7 @@ class PluginLoader:
         Args:
             selection: disabled plugins, whether a failure is an error, and values of plugins' settings.
             kinds: names of the kinds whose hooks are called in this process.
-            taken: reserved names, by kind and name.
+            reserved_names: reserved names, by kind and name.
             started: True if the parent process warns of failures that both processes see.
             libraries: True if integrations are loaded although the program has not imported their libraries.
         """
@@ -111,7 +111,7 @@ class PluginLoader:
         self.selection, self._started, self._libraries = selection, started, libraries
         self._reported_count = 0  # number of failures that were already raised or logged
         self._objects: dict[str, tuple[Any, ...]] = {}
-        self._claimed_names = dict(taken or {})
+        self._claimed_names = dict(reserved_names or {})
         self._names: dict[str, PluginCandidate] = {}
         self._manager = pluggy.PluginManager(PROJECT)
         self._specified_kinds: set[str] = set()

@@ -28,8 +28,8 @@ class DeclaredSettings(msgspec.Struct, frozen=True):
     variables: frozenset[str] = frozenset()
 
 
-def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> DeclaredSettings:
-    """Return the settings of the plugin `name` from the values in `given`. Missing values are defaults.
+def read_settings(plugin: object, name: str, plugin_settings: Sequence[PluginSetting]) -> DeclaredSettings:
+    """Return the settings of the plugin `name` from the values in `plugin_settings`. Missing values are defaults.
 
     Raises:
         ConfigurationError: the plugin has no setting of a given name, or a value is malformed; the message names its
@@ -37,7 +37,7 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
         PluginError: the settings class of the plugin cannot be used.
     """
     declared = getattr(plugin, ATTRIBUTE, None)
-    own = [setting for setting in given if setting.plugin == name]
+    own = [setting for setting in plugin_settings if setting.plugin == name]
     if declared is None:
         if own:
             raise ConfigurationError(
@@ -47,7 +47,7 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
     fields = _fields(declared)
     variables = {variable(name, field): field for field in fields}
     values_by_name: dict[str, PluginSetting] = {}
-    for setting in given:
+    for setting in plugin_settings:
         if setting.plugin == name:
             _check_name(name, setting, fields)
             values_by_name[setting.name] = setting
@@ -63,9 +63,9 @@ def variable(plugin: str, setting: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", f"{plugin}_{setting}".upper())
 
 
-def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[str]) -> None:
+def warn_of_unknown_plugins(plugin_settings: Iterable[PluginSetting], plugins: Collection[str]) -> None:
     """Warn of settings for plugins that are neither built in nor installed."""
-    for setting in given:
+    for setting in plugin_settings:
         if setting.plugin and setting.plugin not in plugins:
             close = difflib.get_close_matches(setting.plugin, plugins, 1)
             _warn(f"[plugins.{setting.plugin}] ({setting.origin})", f"[plugins.{close[0]}]" if close else "")
@@ -76,10 +76,10 @@ def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[
 
 
 def warn_of_unknown_variables(
-    given: Iterable[PluginSetting], plugin: str, variables: Collection[str], plugins: Collection[str]
+    plugin_settings: Iterable[PluginSetting], plugin: str, variables: Collection[str], plugins: Collection[str]
 ) -> None:
     """Warn of environment variables that have a plugin's prefix but match no setting."""
-    for setting in given:
+    for setting in plugin_settings:
         if not setting.plugin and setting.name not in variables and _owner(setting.name, plugins) == plugin:
             close = difflib.get_close_matches(setting.name, variables, 1)
             _warn(PLUGIN_PREFIX + setting.name, PLUGIN_PREFIX + close[0] if close else "")

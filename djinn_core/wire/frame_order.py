@@ -160,13 +160,13 @@ class Outbox:
         self._kept.append(_UnacknowledgedFrame(frame, nbytes, borrowed))
         return self._sent & COUNT_MASK
 
-    def restore(self, sent: int, kept: Sequence[Frame]) -> None:
-        """Continue after an earlier process that sent `sent` frames.
+    def restore(self, sent_count: int, unacknowledged: Sequence[Frame]) -> None:
+        """Continue after an earlier process that sent `sent_count` frames.
 
-        `kept` has the unacknowledged frames, oldest first.
+        `unacknowledged`: frames that the peer has not acknowledged, oldest first.
         """
-        self._sent = sent
-        self._kept = deque(_UnacknowledgedFrame(frame, body_bytes(frame), borrowed=False) for frame in kept)
+        self._sent = sent_count
+        self._kept = deque(_UnacknowledgedFrame(frame, body_bytes(frame), borrowed=False) for frame in unacknowledged)
 
     def repeat(self, received: int) -> None:
         """Begin a replay.
@@ -230,9 +230,9 @@ class Outbox:
         return count if count < _HALF else 0
 
     @staticmethod
-    def sent_after(received: int, sent: int) -> bool:
-        """Return True if frame count `sent` is after `received`, modulo 2^32."""
-        return 0 < (sent - received) & COUNT_MASK < _HALF
+    def sent_after(received_count: int, sent_count: int) -> bool:
+        """Return True if frame count `sent_count` is after `received_count`, modulo 2^32."""
+        return 0 < (sent_count - received_count) & COUNT_MASK < _HALF
 
     @property
     def empty(self) -> bool:
@@ -272,6 +272,6 @@ class Inbox:
         """Count `frames` as received."""
         self.received = (self.received + frames) & COUNT_MASK
 
-    def misses(self, sent: int) -> bool:
-        """Return True if some of the peer's `sent` frames are missing."""
-        return 0 < (sent - self.received) & COUNT_MASK < _HALF
+    def misses(self, sent_count: int) -> bool:
+        """Return True if some of the peer's `sent_count` frames are missing."""
+        return 0 < (sent_count - self.received) & COUNT_MASK < _HALF

@@ -117,11 +117,11 @@ class RecentEvents(Observer):
                 new = attrs.evolve(new, times=equal_event.times + 1)
             self._stored.append(new)
 
-    def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
-        """Return the latest `most` events of a tenant, or of all tenants (None). The newest is last."""
+    def of(self, tenant: str | None, max_events: int = 50) -> tuple[EventStatus, ...]:
+        """Return the latest `max_events` events of a tenant, or of all tenants (None). The newest is last."""
         with self._lock:
             events = [event for event in self._stored if tenant is None or event.tenant == tenant]
-        return tuple([event.status() for event in events[-most:]])
+        return tuple([event.status() for event in events[-max_events:]])
 
 
 @attrs.frozen

@@ -261,7 +261,7 @@ class Pool:
         self,
         request: AssignmentRequest,
         assigner: Assigner = Assigner(),  # noqa: B008 - a frozen value
-        others: Sequence[tuple[str, Pool]] = (),
+        other_pools: Sequence[tuple[str, Pool]] = (),
         *,
         counts: bool = True,
     ) -> tuple[int, StartedExecutor] | Denial:
@@ -272,7 +272,7 @@ class Pool:
         Args:
             request: the new session. This method sets its `executors`.
             assigner: calls the policy.
-            others: names and pools of other tenants.
+            other_pools: names and pools of other tenants.
             counts: True if the session counts as load of the executor.
         """
         candidates = self._candidates(request.device)
@@ -288,7 +288,9 @@ class Pool:
             for number in candidates_by_number:
                 self._executors[number].refresh_load()
         with self._assignment_lock:  # one client at a time: an assignment counts as load for the next
-            loads = tuple(self._load(number, executor, others) for number, executor in candidates_by_number.items())
+            loads = tuple(
+                self._load(number, executor, other_pools) for number, executor in candidates_by_number.items()
+            )
             choice = assigner.assign(attrs.evolve(request, executors=loads))
             if isinstance(choice, AssignmentRefusal):
                 return Denial(choice.reason, BUSY if choice.retry else "device", choice.retry)
@@ -296,8 +298,8 @@ class Pool:
                 self._executors[choice].meter.assign(request.hint)
         return choice, candidates_by_number[choice]
 
-    def _load(self, number: int, executor: StartedExecutor, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
-        other_loads = [(tenant, pool.executors[number].meter.load()) for tenant, pool in others]
+    def _load(self, number: int, executor: StartedExecutor, other_pools: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
+        other_loads = [(tenant, pool.executors[number].meter.load()) for tenant, pool in other_pools]
         loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in other_loads)
         present = tuple(load for load in loads if load.sessions)
         return attrs.evolve(

@@ -97,17 +97,19 @@ def relay(up: RelayDirection, down: RelayDirection) -> None:
 class Relays:
     """Limits for each tenant's relayed connections: their number, and their unsent bytes."""
 
-    def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
+    def __init__(
+        self, max_connections: int = MOST, max_tenant_bytes: int = EACH_BYTES, max_total_bytes: int = 0
+    ) -> None:
         """Set the limits.
 
         Args:
-            most: maximum number of connections of a tenant.
-            each: maximum unsent bytes of a tenant.
-            together: maximum unsent bytes of all tenants; 0: half of the memory.
+            max_connections: maximum number of connections of a tenant.
+            max_tenant_bytes: maximum unsent bytes of a tenant.
+            max_total_bytes: maximum unsent bytes of all tenants; 0: half of the memory.
         """
-        self._most = most
-        self._each = each
-        self._together = together or total_bytes() // 2
+        self._most = max_connections
+        self._each = max_tenant_bytes
+        self._together = max_total_bytes or total_bytes() // 2
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._directions: dict[RelayDirection, str] = {}

@@ -40,7 +40,7 @@ class Tenants:
         configs: Sequence[ExecutorConfig],
         start_timeout: float,
         expected: Callable[[], int] = lambda: 1,
-        most: int = MOST,
+        max_tenants: int = MOST,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - has no observers
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         requests: Callable[[], Sequence[LaunchRequest]] = tuple,
@@ -52,7 +52,7 @@ class Tenants:
             configs: configurations of the executors of a pool.
             start_timeout: seconds in which an executor must start.
             expected: returns the number of tenants that may connect.
-            most: maximum number of tenants with executors.
+            max_tenants: maximum number of tenants with executors.
             events: notifies observers.
             engine: as in `Pool`.
             requests: returns the launch requests of a new pool.
@@ -65,7 +65,7 @@ class Tenants:
         self._configs = tuple(configs)
         self._start_timeout = start_timeout
         self._expected = expected
-        self._most = most
+        self._most = max_tenants
         self._lock = threading.Lock()
         self._starts = threading.Semaphore(STARTS)
         self._start_locks: dict[str, threading.Lock] = {}

@@ -129,10 +129,10 @@ class Route:
         memory = self._memory
         return transfer if memory is None else attrs.evolve(transfer, items=memory.in_host_memory(transfer.items))
 
-    def restore(self, sent: int, acknowledged: int) -> None:
+    def restore(self, sent_count: int, acknowledged: int) -> None:
         """Restore the numbers of sent and acknowledged transfers of an earlier process."""
         with self._changed:
-            self._sent_count, self._next = sent, max(self._next, acknowledged + 1)
+            self._sent_count, self._next = sent_count, max(self._next, acknowledged + 1)
             self._accept(acknowledged)
 
     def restore_unacknowledged(self, header: TransferHeader, items: list[Packed]) -> None:

@@ -266,13 +266,13 @@ class Journal:
 
     # --- snapshots --------------------------------------------------------------------------------------------
 
-    def snapshot_if_due(self, rest: Rest, state: TakeState, transfers_lock: AbstractContextManager[object]) -> bool:
+    def snapshot_if_due(self, at_rest: Rest, state: TakeState, transfers_lock: AbstractContextManager[object]) -> bool:
         """Replace the journal by a snapshot, if a snapshot is due (`SnapshotSchedule`). Called between two frames.
 
         Return True if the journal was replaced.
 
         Args:
-            rest: `ExecutorChannel.at_rest`.
+            at_rest: `ExecutorChannel.at_rest`.
             state: returns the session's state, or None if it cannot be saved now.
             transfers_lock: lock that prevents other threads from logging transfers meanwhile.
         """
@@ -287,7 +287,7 @@ class Journal:
         start, schedule = time.monotonic(), self._schedule
         if start < (schedule.due_if_large if self.is_half_full else schedule.due):
             return False
-        with rest() as position:
+        with at_rest() as position:
             if position is None or self.replaying:
                 return False
             is_replaced = self._snapshot(position, state, transfers_lock)

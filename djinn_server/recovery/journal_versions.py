@@ -33,7 +33,7 @@ def present_versions() -> JournalVersions:
     return JournalVersions(JOURNAL_VERSION, PROTOCOL_VERSION, str(torch.__version__), djinn_version())
 
 
-def check_versions(written: JournalVersions) -> None:
+def check_versions(versions: JournalVersions) -> None:
     """Check that this process can replay a journal of these versions.
 
     Raises:
@@ -42,27 +42,27 @@ def check_versions(written: JournalVersions) -> None:
     current = present_versions()
     names = {"journal": "journal format", "protocol": "protocol version", "torch": "torch"}
     differing = [
-        f"{product} {getattr(written, name)} and not {getattr(current, name)}"
+        f"{product} {getattr(versions, name)} and not {getattr(current, name)}"
         for name, product in names.items()
-        if getattr(written, name) != getattr(current, name)
+        if getattr(versions, name) != getattr(current, name)
     ]
     if differing:
         raise SessionLost(
-            f"the server was restarted with other versions. The session was written by Djinn {written.djinn}, with {', '.join(differing)}. "
-            f"To continue the session, restart the server with Djinn {written.djinn} and torch {written.torch}. Otherwise restart the "
+            f"the server was restarted with other versions. The session was written by Djinn {versions.djinn}, with {', '.join(differing)}. "
+            f"To continue the session, restart the server with Djinn {versions.djinn} and torch {versions.torch}. Otherwise restart the "
             "program"
         )
 
 
-def check_magic(found: bytes, name: str) -> None:
+def check_magic(magic: bytes, name: str) -> None:
     """Check that the first bytes of a file are those of a journal of this version.
 
     Raises:
         SessionLost: the bytes differ.
     """
-    if found == MAGIC:
+    if magic == MAGIC:
         return
-    if found.startswith(MAGIC[:-1]):
+    if magic.startswith(MAGIC[:-1]):
         raise SessionLost(
             f"{name} was written by another version of Djinn: restart the server with that version to continue the session, or "
             "restart the program"

@@ -179,10 +179,10 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
             self.on_goodbye()
 
-    def resume(self, inner: Connection, taken: int, on_resume: Callable[[], None] = lambda: None) -> None:
+    def resume(self, inner: Connection, received_count: int, on_resume: Callable[[], None] = lambda: None) -> None:
         """Continue over another connection.
 
-        `inner`: the new connection. `taken`: number of frames that the client has received. `on_resume`: called on success.
+        `inner`: the new connection. `received_count`: number of frames that the client has received. `on_resume`: called on success.
 
         Raises:
             ProtocolError: fewer frames were sent than the client claims to have received.
@@ -195,7 +195,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             send_message(inner, Resumed(received, instance()))
 
         try:
-            self._adopt(inner, taken, greet)
+            self._adopt(inner, received_count, greet)
             self._usage.count("sessions_resumed")
             on_resume()
         except TransportError:

@@ -140,8 +140,10 @@ class Leases:
                 self._unclaimed.claim(path)
         return past.owner, channel, past.taken
 
-    def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
-        """Return the channel that replays a journal. `taken`: number of replies that the client has received."""
+    def _continue(
+        self, connection: Connection, path: Path, past: JournalReader, received_count: int
+    ) -> LeasedConnection:
+        """Return the channel that replays a journal. `received_count`: number of replies that the client has received."""
         # `Journal.resume` locks the journal, so that no other process uses it.
         config = self._config
         journal = Journal.resume(path, past, config.journal_limit, self._disk, config.snapshot_seconds)
@@ -159,7 +161,7 @@ class Leases:
             connection.limits = Limits()
             journal.begin_replay()
             channel = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal)
-            channel.replay(taken)
+            channel.replay(received_count)
         except BaseException:
             journal.leave()
             raise

@@ -231,15 +231,15 @@ class SubmissionPredictor:
         self.repeats = False
 
 
-def _increments(before: SlotChanges, now: SlotChanges) -> tuple[int, ...] | None:
-    """Return the increments of the changed slots from `before` to `now`, which are successive changes of one template.
+def _increments(before: SlotChanges, after: SlotChanges) -> tuple[int, ...] | None:
+    """Return the increments of the changed slots from `before` to `after`, which are successive changes of one template.
 
     Return None if they change different slots, or if a number that is not an integer changes.
     """
-    if len(before) != len(now):
+    if len(before) != len(after):
         return None
     increments: list[int] = []
-    for (old, places), (new, places_now) in zip(before, now, strict=True):
+    for (old, places), (new, places_now) in zip(before, after, strict=True):
         if places != places_now or type(old) is not type(new):
             return None
         if isinstance(old, int) and isinstance(new, int) and not isinstance(old, bool):

@@ -294,15 +294,15 @@ class TemplateRun:
             self._poison_step(FailedStep(step, error))
         self.step = stop
 
-    def skip_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
+    def skip_steps(self, stop: int, released: Sequence[int], results: Mapping[int, Any]) -> None:
         """Skip the instructions before `stop`, because their results are known.
 
-        `released`: places to clear. `made`: results by place.
+        `released`: places to clear. `results`: results by place.
         """
         env = self.env
         for place in released:
             env[place] = None
-        for place, value in made.items():
+        for place, value in results.items():
             env[place] = value
         self.step = stop
 

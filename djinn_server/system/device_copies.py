@@ -200,13 +200,13 @@ class DeviceCopies:
                 raise
             self._ring.give(block, event)
 
-    def _write_lent(self, target: torch.Tensor, lent: LentBlock) -> None:
+    def _write_lent(self, target: torch.Tensor, block: LentBlock) -> None:
         try:
             with self._up:
-                target.copy_(lent.block[: target.numel()], non_blocking=True)
-            lent.event = self._up.record_event()
+                target.copy_(block.block[: target.numel()], non_blocking=True)
+            block.event = self._up.record_event()
         except BaseException:
-            lent.failed = True
+            block.failed = True
             raise
 
     def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:

@@ -88,7 +88,7 @@ class NativeLibrary:
                 self._compile(compiler, library_path)
         return library_path
 
-    def _compile(self, compiler: str, made: Path) -> None:
+    def _compile(self, compiler: str, output: Path) -> None:
         torch_folder = Path(torch.__file__).parent
         include, libraries = (
             torch_folder / "include",
@@ -96,7 +96,7 @@ class NativeLibrary:
         )  # `torch.utils.cpp_extension` needs setuptools
         headers = [f"-isystem{path}" for path in (include, include / "torch" / "csrc" / "api" / "include")]
         sources = sorted(self.sources.glob("*.cpp"))
-        folder = made.with_suffix(f".{os.getpid()}")
+        folder = output.with_suffix(f".{os.getpid()}")
         folder.mkdir()
 
         def compiled(part: int) -> str:
@@ -109,12 +109,12 @@ class NativeLibrary:
         try:
             with ThreadPoolExecutor(_UNITS) as pool:
                 objects = list(pool.map(compiled, range(min(_UNITS, len(sources)))))
-            linked = folder / made.name
+            linked = folder / output.name
             linking = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-s", *_sanitizers()]
             self._run([compiler, "-shared", "-o", str(linked), *objects, f"-L{libraries}", *linking])
-            linked.rename(made)
-            for old_library in made.parent.glob(f"{made.name.partition('-')[0]}-*.so"):
-                if old_library != made and not _sanitizers():
+            linked.rename(output)
+            for old_library in output.parent.glob(f"{output.name.partition('-')[0]}-*.so"):
+                if old_library != output and not _sanitizers():
                     old_library.unlink()
         finally:
             shutil.rmtree(folder)

@@ -38,13 +38,13 @@ class Opening(Generic[T]):
         """True if no session has requested the address for `ABANDONED_SECONDS`."""
         return time.monotonic() - self.last_request > ABANDONED_SECONDS
 
-    def report(self, done: int, expected: int) -> None:
+    def report(self, bytes_done: int, bytes_expected: int) -> None:
         """Record the progress of a download. It is a `ReportDownload`: both numbers are bytes.
 
         Raises:
             WeightsUnavailable: no session waits for the download any more.
         """
-        self.done, self.expected = max(0, done), max(0, expected)
+        self.done, self.expected = max(0, bytes_done), max(0, bytes_expected)
         if self.is_abandoned:
             self.is_aborted = True
             raise WeightsUnavailable("the download was aborted, because no client waits for it any more")

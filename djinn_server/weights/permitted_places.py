@@ -22,7 +22,7 @@ from djinn_server.hookspecs.weight_sources import (
 from djinn_server.weights.permissions import allows, resolve, resolve_new
 
 
-def ignore_progress(done: int, expected: int) -> None:
+def ignore_progress(bytes_done: int, bytes_expected: int) -> None:
     """Ignore the progress of a download. It is a `ReportDownload`."""
 
 

@@ -44,10 +44,10 @@ _log = get_logger("djinn.server")
 ASK_SECONDS: Final = 0.25  # a waiting session renews its request for an opening after this time
 
 
-def opening_reply(request: OpenWeights, future: Future[OpenedWeights], most: int) -> bytes:
+def opening_reply(request: OpenWeights, future: Future[OpenedWeights], max_bytes: int) -> bytes:
     """Return the encoded reply to `OpenWeights`: the tensors at the address, or why they are refused.
 
-    `future`: the finished opening. `most`: maximum size of the reply in bytes.
+    `future`: the finished opening. `max_bytes`: maximum size of the reply in bytes.
     """
     try:
         weights = future.result()
@@ -58,8 +58,8 @@ def opening_reply(request: OpenWeights, future: Future[OpenedWeights], most: int
     address = "" if weights.address == request.address else weights.address
     fields = weights.version, tuple(entries), tuple(weights.metadata.items())
     reply = encode(OpenWeightsReply(*fields, address=address))
-    if len(reply) > most:
-        text = f"the list of tensors at {request.address!r} has {len(reply):,} bytes; a reply has at most {most:,}"
+    if len(reply) > max_bytes:
+        text = f"the list of tensors at {request.address!r} has {len(reply):,} bytes; a reply has at most {max_bytes:,}"
         return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
     return reply
 

@@ -138,20 +138,20 @@ class UploadAssembly:
             _log.warning("an upload is refused", reason=str(error))
             self.refuse(upload.handle, str(error))
 
-    def accept_offer(self, offer: BlobOffer, look: bool = True) -> bool:
+    def accept_offer(self, offer: BlobOffer, look_up: bool = True) -> bool:
         """Create the value of an offered blob that is present, and return True. Otherwise expect its upload.
 
-        `look`: False to treat the blob as missing, without a lookup.
+        `look_up`: False to treat the blob as missing, without a lookup.
 
         Raises:
             ProtocolError: dtype, shape or size are invalid, or the handle is in use.
         """
         header = UploadPart(offer.handle, offer.dtype, offer.shape, offer.stride, offer.size)
         self.check_new(header)
-        data = self._find_offered(offer) if look else None
+        data = self._find_offered(offer) if look_up else None
         if data is None:
             self.wanted[offer.handle] = offer.digest
-            self.journal.expect(offer.handle, offer.digest, offer.size, is_replay=not look)
+            self.journal.expect(offer.handle, offer.digest, offer.size, is_replay=not look_up)
             return False
         self.finish(header, data)
         value = self._values[offer.handle]

@@ -247,12 +247,12 @@ class WeightReader:
         """
         return self._remember(self._open(address))
 
-    def _remember(self, found: OpenedWeights) -> OpenedWeights:
-        address = found.address
+    def _remember(self, weights: OpenedWeights) -> OpenedWeights:
+        address = weights.address
         with self._lock:
             opened = self._opened.get(address)
-            if opened is None or opened.version != found.version:
-                self._opened[address] = opened = found
+            if opened is None or opened.version != weights.version:
+                self._opened[address] = opened = weights
             self._opened.move_to_end(address)
             while len(self._opened) > 1 and (len(self._opened) > MAX_OPENED or self._files() > MAX_FILES):
                 self._opened.popitem(last=False)

@@ -111,7 +111,7 @@ def test_oldest_unauthenticated_connection_is_evicted():
         def close(self):
             self.closed.set()
 
-    limit = UnauthenticatedLimit(most=3)
+    limit = UnauthenticatedLimit(max_connections=3)
     waiting = [Silent() for _ in range(4)]
     contexts = [limit.counted(one) for one in waiting]
     for context in contexts:

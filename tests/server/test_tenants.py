@@ -24,7 +24,7 @@ SECONDS = 300.0
 def tenants(monkeypatch):
     """Return executors for at most two tenants. Tickets expire at once."""
     monkeypatch.setattr(gateway_tenants, "TICKET_SECONDS", 0.0)
-    made = Tenants([ExecutorConfig("cpu", threads=1)], SECONDS, lambda: 9, most=2)
+    made = Tenants([ExecutorConfig("cpu", threads=1)], SECONDS, lambda: 9, max_tenants=2)
     made.wait_ready()
     yield made
     made.close(0.0)

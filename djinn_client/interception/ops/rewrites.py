@@ -66,10 +66,10 @@ def _only_mask(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> 
     return mask if mask.shape == target.shape[dim : dim + mask.dim()] else None
 
 
-def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    if not isinstance(tensor, LazyTensor) or not isinstance(other, LazyTensor):
+def _shares_memory(tensor: torch.Tensor, second: torch.Tensor) -> bool:
+    if not isinstance(tensor, LazyTensor) or not isinstance(second, LazyTensor):
         return False
-    return tensor.remote.storage == other.remote.storage
+    return tensor.remote.storage == second.remote.storage
 
 
 @handles(aten._fused_moving_avg_obs_fq_helper.default)

@@ -304,22 +304,22 @@ class Recorder:
             self._send(SyncRequest(), steady_cut)
 
     @without_modes
-    def ask(self, ask: SyncRequest) -> SubmissionReply:
-        """Send the recorded ops and wait for the results that `ask` names."""
-        if len(ask.fetch) > limits.BUFFERS:  # limit for one reply
-            first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
-            last = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
+    def ask(self, request: SyncRequest) -> SubmissionReply:
+        """Send the recorded ops and wait for the results that `request` names."""
+        if len(request.fetch) > limits.BUFFERS:  # limit for one reply
+            first = self.ask(msgspec.structs.replace(request, fetch=request.fetch[: limits.BUFFERS]))
+            last = self.ask(SyncRequest(request.fetch[limits.BUFFERS :]))
             return msgspec.structs.replace(last, tensors=first.tensors + last.tensors, described=first.described)
-        return self.ask_unseen(ask)
+        return self.ask_unseen(request)
 
-    def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
+    def ask_unseen(self, request: SyncRequest) -> SubmissionReply:
         """Send and wait as `ask`, but leave the active dispatch modes on. All values must fit into one reply."""
         require_stack_room()
         _open()
         with interrupt_mask:
             try:
                 with collect_later:
-                    ticket = self._send_masked(ask)
+                    ticket = self._send_masked(request)
                     pause = collect_later.thread
                     before, pause.only_waits = pause.only_waits, pause.depth == 1
                     try:
@@ -387,47 +387,47 @@ class Recorder:
                 for notify in taps.uploaded:
                     notify(begun)
 
-    def _send(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Ticket:
+    def _send(self, request: SyncRequest, count_entries: Callable[[list[Entry]], int] = len) -> Ticket:
         require_stack_room()
         _open()
         with interrupt_mask, suppress_at_shutdown, collect_later:
-            return self._send_masked(ask, cut)
+            return self._send_masked(request, count_entries)
 
-    def _send_masked(self, ask: SyncRequest, cut: Callable[[list[Entry]], int] = len) -> Ticket:
+    def _send_masked(self, request: SyncRequest, count_entries: Callable[[list[Entry]], int] = len) -> Ticket:
         shared = self._shared
         if not port.lock.acquire(blocking=False):
-            waits = ask.later is None and (ask.fetch or ask.describe or ask.synchronize)
+            waits = request.later is None and (request.fetch or request.describe or request.synchronize)
             with locked_in_time(port.lock) if waits else port.lock:  # the wait here can be interrupted
-                return self._send_masked(ask, cut)
+                return self._send_masked(request, count_entries)
         try:
             if shared.deferred_uploads:
                 shared.send_deferred_uploads()
             while shared.unsent:
                 shared.submit(shared.unsent.popleft())
-            if ask.synchronize or shared.waiting:
-                everything = ask.synchronize or shared.waiting > WAITING_LIMIT
+            if request.synchronize or shared.waiting:
+                everything = request.synchronize or shared.waiting > WAITING_LIMIT
                 for recorder in shared.all():
                     if recorder is not self and recorder.unsent and (everything or recorder.ended):
                         shared.submit(recorder.take(SyncRequest()))
-            return shared.submit(self.take(ask, cut))
+            return shared.submit(self.take(request, count_entries))
         finally:
             port.lock.release()
 
-    def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
-        """Remove the recorded ops, and return them as a submission with the requests `ask`.
+    def take(self, request: SyncRequest, count_entries: Callable[[Any], int] = len) -> Submission:
+        """Remove the recorded ops, and return them as a submission with the requests of `request`.
 
         The caller must submit it before it releases the sink's lock.
 
-        `cut`: returns the number of entries to take from the given entries. By default, all entries are taken.
+        `count_entries`: returns the number of entries to take from the given entries. By default, all entries are taken.
         """
         if self.program == _NO_PROGRAM:  # another thread has taken everything since the caller looked
-            return Submission(NOTHING, (), ask.fetch, ask.describe, ask.synchronize, later=ask.later)
+            return Submission(NOTHING, (), request.fetch, request.describe, request.synchronize, later=request.later)
         shared = self._shared
         meta_only = shared.meta_only
         if meta_only.storages:
             meta_only.sift(self.entries)
-            meta_only.refuse((*ask.fetch, *ask.describe))
-        count = -1 if cut is len else cut(self.entries)
+            meta_only.refuse((*request.fetch, *request.describe))
+        count = -1 if count_entries is len else count_entries(self.entries)
         program = RecordedProgram(ops.take(self.program, count), self.moments, self.forward_calls)
         shared.waiting, length = program.waiting, len(program)
         if self.moments:  # a new table: the entries keep the old one
@@ -438,19 +438,19 @@ class Recorder:
         shared.ops_captured += length
         if length:
             self.counters[LIMIT] = port.checkpoint_instructions
-            if ask.predicts:
-                ask.fetch += self.fetches.begin(program, ask.fetch[0])
-            elif not ask.fetch:
+            if request.predicts:
+                request.fetch += self.fetches.begin(program, request.fetch[0])
+            elif not request.fetch:
                 self.fetches.note_piece(program)
         self.uploaded = self.uploads = 0
         for capture in self.captures:
             capture.entries.extend(program)
-            capture.fetched.update(ask.fetch)
+            capture.fetched.update(request.fetch)
         if shared.thread.recorder is not self and self.done:
             self.retire()
-        return self._submission(program, ask)
+        return self._submission(program, request)
 
-    def _submission(self, taken: RecordedProgram, ask: SyncRequest) -> Submission:
+    def _submission(self, taken: RecordedProgram, request: SyncRequest) -> Submission:
         meta_only = self._shared.meta_only
         program: Program = taken
         free = taken.free
@@ -459,7 +459,7 @@ class Recorder:
             dead = self._forget_meta_only([*taken.dead, *free])
             program = freeze(present, dead)
             free = [handle for handle in dead if handle not in program.dead]
-        return Submission(program, tuple(free), ask.fetch, ask.describe, ask.synchronize, ask.later)
+        return Submission(program, tuple(free), request.fetch, request.describe, request.synchronize, request.later)
 
     def _forget_meta_only(self, dead: list[int]) -> list[int]:
         """Return the handles in `dead` whose values have data.

@@ -71,7 +71,7 @@ class _UnsentRecorder(Recorder):
     def prepare(self) -> None:
         """Do nothing: a plan needs no server."""
 
-    def ask_unseen(self, ask: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
+    def ask_unseen(self, request: SyncRequest) -> NoReturn:  # noqa: ARG002 - whatever is asked
         """Raise an error.
 
         Raises:

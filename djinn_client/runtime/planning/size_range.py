@@ -80,9 +80,9 @@ class SizeRange(msgspec.Struct, frozen=True):
                 return False
         return all(self._are_near((self.sizes[i],), (slot,)) for i, slot in sizes)
 
-    def _are_near(self, sizes: Sequence[Slot], others: Sequence[Slot]) -> bool:
+    def _are_near(self, sizes: Sequence[Slot], other_sizes: Sequence[Slot]) -> bool:
         factor = self.factor
-        for size, other in zip(sizes, others, strict=True):
+        for size, other in zip(sizes, other_sizes, strict=True):
             if size == other:
                 continue
             if (size < 0) != (other < 0):

@@ -187,13 +187,13 @@ class Replies:
         self._stats.round_trips += 1
         return time.perf_counter()
 
-    def notify_waited(self, begun: float, number: int = 0, cause: Cause | None = None) -> None:
-        """Notify taps of a round trip for which the program has waited since `begun`.
+    def notify_waited(self, start_time: float, number: int = 0, cause: Cause | None = None) -> None:
+        """Notify taps of a round trip for which the program has waited since `start_time`.
 
         `number`: number of the submission, or 0 for a question. `cause`: by default, the cause that the thread has set.
         """
         for notify in taps.waited:
-            notify(cause or cause_of_wait(), begun, self.reader.number, number)
+            notify(cause or cause_of_wait(), start_time, self.reader.number, number)
 
     def make_room(self, nbytes: int) -> None:
         """Read large deferred replies so that the executor, which may be busy sending them, can read `nbytes` more bytes."""
@@ -220,7 +220,7 @@ class Replies:
         try:
             if not has_arrived:
                 is_limited = device_state.wait_timeout or device_state.thread.waits_until is not None
-                self.receive_until(number, wait_deadline() if is_limited else None, wanted=True)
+                self.receive_until(number, wait_deadline() if is_limited else None, is_program_waiting=True)
         except BaseException:
             if not is_deferred:  # a deferred reply may be awaited again
                 self.abandoned.add(number)
@@ -349,13 +349,13 @@ class Replies:
 
     # --- reading -------------------------------------------------------------------------------------------------
 
-    def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
+    def receive_until(self, number: int, deadline: float | None = None, is_program_waiting: bool = False) -> None:
         """Read messages until submission `number` is answered.
 
-        `wanted`: True if the program itself waits for the reply.
+        `is_program_waiting`: True if the program itself waits for the reply.
 
         Raises:
-            DeadlineExceeded: the reply did not arrive before `until`.
+            DeadlineExceeded: the reply did not arrive before `deadline`.
             ProgramStopped: `djinn.cancel` was called, and the program waits for the reply.
             KeyboardInterrupt: Ctrl-C came. Inside `uninterruptible`, it ends the wait by stopping this thread's
                 submissions.
@@ -368,9 +368,9 @@ class Replies:
                 if interrupt_mask.pending and not is_stopped:
                     self.cancellation.stop_waiting()
                     is_stopped = True
-            if wanted and number in self.cancellation.cancelled:
+            if is_program_waiting and number in self.cancellation.cancelled:
                 raise cancelled_error(link.server)
-            seconds_left = self._wait_seconds(until)
+            seconds_left = self._wait_seconds(deadline)
             if link.read_lock.acquire(timeout=seconds_left):
                 try:
                     if collect_later.thread.depth:
@@ -385,13 +385,13 @@ class Replies:
             if number in self.pending:
                 collect_later.catch_up()
 
-    def _wait_seconds(self, until: float | None) -> float:
+    def _wait_seconds(self, deadline: float | None) -> float:
         """Return the seconds to wait before the next check.
 
         Raises:
-            DeadlineExceeded: `until` has passed. The executor stops this thread's submissions.
+            DeadlineExceeded: `deadline` has passed. The executor stops this thread's submissions.
         """
-        seconds_left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
+        seconds_left = PATIENCE if deadline is None else min(deadline - time.monotonic(), PATIENCE)
         if seconds_left <= 0:
             self.cancellation.stop_waiting()
             raise deadline_error(self._link.name)

@@ -99,9 +99,9 @@ def _residency(
     training: TrainingParts,
     states: States,
     matches: Sequence[PatternMatch],
-    known: Mapping[int, DataResidency],
+    known_residency: Mapping[int, DataResidency],
 ) -> dict[int, DataResidency]:
-    residency = residency_of_inputs(graph, inputs, training, known)
+    residency = residency_of_inputs(graph, inputs, training, known_residency)
     if training:
         residency.update(residency_of_gradients(graph, residency, training))
     residency.update(dict.fromkeys(states.values, DataResidency.STATEFUL_KV_CACHE))

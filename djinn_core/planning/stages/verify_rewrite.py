@@ -14,14 +14,16 @@ from djinn_core.ir.program import interchangeable
 from djinn_core.ir.replicas import repeatable
 
 
-def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int], author: str) -> None:
+def check_rewrite(
+    graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept_values: frozenset[int], author: str
+) -> None:
     """Reject a rewrite that could change a result.
 
     Args:
         graph: the graph as recorded.
         plan: the plan without the rewrite.
         rewrite: the proposed change.
-        kept: values that the client still needs when the program ends.
+        kept_values: values that the client still needs when the program ends.
         author: name of the optimization, for the message.
 
     Raises:
@@ -29,7 +31,7 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
     """
     if not (rewrite.drop or rewrite.replace or rewrite.equal_slots or rewrite.replicas):
         return
-    problem = next(_RewriteCheck.of(graph, plan, rewrite, kept).problems(rewrite), None)
+    problem = next(_RewriteCheck.of(graph, plan, rewrite, kept_values).problems(rewrite), None)
     if problem:
         raise InvalidStage(f"{author} proposed an illegal rewrite: {problem}")
 
@@ -39,7 +41,7 @@ class _RewriteCheck:
     """The program under a rewrite: its running nodes, the values that they use, and their writes."""
 
     graph: Graph
-    kept: frozenset[int]
+    kept_values: frozenset[int]
     before: frozenset[int]
     running: tuple[Node, ...]
     replace: dict[int, int]
@@ -51,14 +53,14 @@ class _RewriteCheck:
     outliving: frozenset[int]
 
     @classmethod
-    def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int]) -> _RewriteCheck:
+    def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept_values: frozenset[int]) -> _RewriteCheck:
         running = tuple(graph.nodes[i] for i in plan.nodes if i not in rewrite.drop)
         replace = resolve_chains({**plan.replace, **rewrite.replace})
         uses = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
-        client_storages = frozenset(map(storage_of, kept))
+        client_storages = frozenset(map(storage_of, kept_values))
         return cls(
             graph=graph,
-            kept=kept,
+            kept=kept_values,
             before=frozenset(plan.nodes),
             running=running,
             replace=replace,

@@ -13,7 +13,11 @@ from djinn_core.ir.substitution import Substitution
 
 
 def check_substitutions(
-    graph: Graph, plan: OptimizationPlan, substitutions: Sequence[Substitution], kept: frozenset[int], author: str
+    graph: Graph,
+    plan: OptimizationPlan,
+    substitutions: Sequence[Substitution],
+    kept_values: frozenset[int],
+    author: str,
 ) -> None:
     """Reject substitutions whose effects other nodes could see, apart from the outputs.
 
@@ -22,7 +26,7 @@ def check_substitutions(
     """
     replaced_nodes: set[int] = set()
     for substitution in substitutions:
-        problem = next(_problems(graph, plan, substitution, kept), None)
+        problem = next(_problems(graph, plan, substitution, kept_values), None)
         if problem is None and replaced_nodes & substitution.nodes:
             problem = "two substitutions replace the same nodes"
         if problem:
@@ -30,7 +34,9 @@ def check_substitutions(
         replaced_nodes |= substitution.nodes
 
 
-def _problems(graph: Graph, plan: OptimizationPlan, substitution: Substitution, kept: frozenset[int]) -> Iterator[str]:
+def _problems(
+    graph: Graph, plan: OptimizationPlan, substitution: Substitution, kept_values: frozenset[int]
+) -> Iterator[str]:
     if not substitution.nodes or not substitution.nodes <= frozenset(plan.nodes):
         yield f"it replaces nodes that do not run: {sorted(substitution.nodes - frozenset(plan.nodes))[:8]}"
         return
@@ -43,10 +49,10 @@ def _problems(graph: Graph, plan: OptimizationPlan, substitution: Substitution, 
     if not created.issuperset(substitution.outputs):
         yield "it has outputs that its nodes do not compute"
     for value in created - frozenset(substitution.outputs):
-        if value in kept or any(user.id not in substitution.nodes for user in graph.consumers(value)):
+        if value in kept_values or any(user.id not in substitution.nodes for user in graph.consumers(value)):
             yield f"it removes value {value}, which other nodes or the client use"
     yield from _input_problems(graph, substitution, created)
-    yield from _memory_problems(graph, substitution, kept)
+    yield from _memory_problems(graph, substitution, kept_values)
     yield from _write_problems(graph, substitution)
 
 
@@ -62,13 +68,13 @@ def _input_problems(graph: Graph, substitution: Substitution, created: frozenset
             yield f"{node.op} (node {node.id}) writes one of its inputs between its nodes"
 
 
-def _memory_problems(graph: Graph, substitution: Substitution, kept: frozenset[int]) -> Iterator[str]:
+def _memory_problems(graph: Graph, substitution: Substitution, kept_values: frozenset[int]) -> Iterator[str]:
     """Yield a problem for each output that shares memory into which later code may write."""
     own = {storage_of(v) for v in substitution.outputs}
     if own & {storage_of(v) for v in substitution.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "an output is a view of existing memory"
     values_per_storage = Counter(storage_of(v) for v in substitution.outputs)
-    if any(values_per_storage[storage_of(v)] > 1 for v in kept.intersection(substitution.outputs)):
+    if any(values_per_storage[storage_of(v)] > 1 for v in kept_values.intersection(substitution.outputs)):
         yield "a kept output shares memory with another value that it creates"
 
 

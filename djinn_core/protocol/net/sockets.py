@@ -307,9 +307,9 @@ class SocketConnection(StripingConnection):
 
     unsent = False
 
-    def _count_parallel(self, sent: int, received: int) -> None:
-        self.bytes_sent += sent
-        self.bytes_received += received
+    def _count_parallel(self, bytes_sent: int, bytes_received: int) -> None:
+        self.bytes_sent += bytes_sent
+        self.bytes_received += bytes_received
 
     def _hang_up(self) -> None:
         super()._hang_up()

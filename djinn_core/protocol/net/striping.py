@@ -72,7 +72,7 @@ class StripingConnection(StreamConnection):
         """True if the other end is on this machine."""
 
     @abstractmethod
-    def _count_parallel(self, sent: int, received: int) -> None:
+    def _count_parallel(self, bytes_sent: int, bytes_received: int) -> None:
         """Count bytes that parallel connections have sent and received."""
 
     # --- main connection --------------------------------------------------------------------------------------

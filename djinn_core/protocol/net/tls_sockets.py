@@ -255,10 +255,10 @@ class TlsConnection(SocketConnection):
         """Return True if some accepted bytes are not on the wire yet."""
         return self._socket.unsent
 
-    def _count_parallel(self, sent: int, received: int) -> None:
-        self._socket.bytes_sent += sent
-        self._socket.bytes_received += received
-        super()._count_parallel(sent, received)
+    def _count_parallel(self, bytes_sent: int, bytes_received: int) -> None:
+        self._socket.bytes_sent += bytes_sent
+        self._socket.bytes_received += bytes_received
+        super()._count_parallel(bytes_sent, bytes_received)
 
     def _count_sent(self, count: int) -> None:
         del count  # of plain bytes

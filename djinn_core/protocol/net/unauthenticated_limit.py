@@ -27,8 +27,8 @@ class Closable(Protocol):
 class UnauthenticatedLimit:
     """The unauthenticated connections of a server, oldest first."""
 
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
+    def __init__(self, max_connections: int = MOST) -> None:
+        self._most = max_connections
         self._lock = threading.Lock()
         self._connections: dict[int, Closable] = {}
         self.dropped = 0

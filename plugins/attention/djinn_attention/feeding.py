@@ -36,12 +36,12 @@ def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
     return layers
 
 
-def merge_parts(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
+def merge_parts(graph: Graph, attentions: Sequence[Attention]) -> list[Parts]:
     """Group attentions that are parts of one attention: they share layers, or their results overwrite each other."""
-    if len(found) < 2 or all(attention.fused for attention in found):
-        return [[attention] for attention in found]
+    if len(attentions) < 2 or all(attention.fused for attention in attentions):
+        return [[attention] for attention in attentions]
     groups: dict[object, Parts] = defaultdict(list)
-    for number, attention in enumerate(found):
+    for number, attention in enumerate(attentions):
         layers = [frozenset(layers_before(graph, v, attention.nodes[0])) for v in (attention.query, attention.key)]
         groups[number if attention.fused or not all(layers) else tuple(layers)].append(attention)
     candidates = [

@@ -127,11 +127,11 @@ def _match_around(graph: Graph, weights: int, gradients: Gradients) -> Match | N
     return None
 
 
-def _other_operand(graph: Graph, found: Match) -> int:
+def _other_operand(graph: Graph, match: Match) -> int:
     """Return the operand of the match's last product that is not computed by its nodes: values, or queries."""
-    mixture = found["mixture"]
+    mixture = match["mixture"]
     pairs = list(zip(mixture.inputs, graph.flow.operands(mixture), strict=True))[-2:]
-    return next((v for v, s in pairs if s not in found.nodes), pairs[-1][0])
+    return next((v for v, s in pairs if s not in match.nodes), pairs[-1][0])
 
 
 def without_softmax(graph: Graph, matched: set[int]) -> Iterator[Attention]:
@@ -157,20 +157,20 @@ def without_softmax(graph: Graph, matched: set[int]) -> Iterator[Attention]:
             yield _attention(match, query, key, value, (*rows[:-1], key_count))
 
 
-def _matches_with_query(graph: Graph, found: Match) -> Iterable[Match]:
-    query_source = graph.flow.source(_other_operand(graph, found))
-    for complete_match in _QUERY_FEATURES.ways(found, query_source):
+def _matches_with_query(graph: Graph, match: Match) -> Iterable[Match]:
+    query_source = graph.flow.source(_other_operand(graph, match))
+    for complete_match in _QUERY_FEATURES.ways(match, query_source):
         if len({complete_match.names["query"], complete_match.names["key"], complete_match.names["value"]}) > 1:
             yield complete_match
 
 
-def _sums_over_positions(graph: Graph, found: Match) -> bool:
+def _sums_over_positions(graph: Graph, match: Match) -> bool:
     """Return True if the product of keys and values sums over the positions, so its result has no position dimension."""
-    result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other_operand(graph, found)).shape
-    summed = graph.meta(found["context"].inputs[0]).shape[-1]
+    result, other_shape = graph.meta(match.value("context")).shape, graph.meta(_other_operand(graph, match)).shape
+    summed = graph.meta(match["context"].inputs[0]).shape[-1]
     return len(result) >= 2 and len(other_shape) >= 2 and (summed not in result[-2:] or summed == other_shape[-2])
 
 
-def _attention(found: Match, query: int, key: int, value: int, scores: tuple[int, ...]) -> Attention:
-    nodes = tuple(sorted(found.nodes))
+def _attention(match: Match, query: int, key: int, value: int, scores: tuple[int, ...]) -> Attention:
+    nodes = tuple(sorted(match.nodes))
     return Attention(nodes, query, key, value, (), scores[-2], scores[-1], scores, fused=False)

@@ -104,8 +104,8 @@ class FrameInbox:
             self._frames.clear()
             self._bytes = 0
 
-    def _is_full(self, *taken: Frame) -> bool:
-        return self._bytes >= _FULL_BYTES or len(self._frames) + len(taken) >= _FULL_FRAMES
+    def _is_full(self, *frames: Frame) -> bool:
+        return self._bytes >= _FULL_BYTES or len(self._frames) + len(frames) >= _FULL_FRAMES
 
 
 def weight(frame: Frame) -> int:

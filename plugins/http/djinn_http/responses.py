@@ -125,10 +125,10 @@ class ResponseReader:
         self._parts.clear()
         return nbytes
 
-    def _read_rest_past_the_parser(self, taken: int) -> None:
+    def _read_rest_past_the_parser(self, parsed_bytes: int) -> None:
         """Read a body of known length without the parser, which would copy the data."""
         if self.complete or self.status != _OK or "transfer-encoding" in self._headers:
             return
         length = self._headers.get("content-length", "")
         if length.isascii() and length.isdigit():
-            self._direct = int(length) - taken
+            self._direct = int(length) - parsed_bytes

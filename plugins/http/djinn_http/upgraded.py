@@ -29,13 +29,19 @@ class UpgradedConnection(SocketConnection):
     """The client's end of an upgraded connection. `pulse` must be called periodically."""
 
     def __init__(
-        self, sock: socket.socket, limits: Limits, peer: str, sent: int, received: int, rest: bytes = b""
+        self,
+        sock: socket.socket,
+        limits: Limits,
+        peer: str,
+        bytes_sent: int,
+        bytes_received: int,
+        leftover: bytes = b"",
     ) -> None:
-        """`sent`, `received`: bytes on the socket so far. `rest`: received bytes that begin the first frame."""
+        """`bytes_sent`, `bytes_received`: bytes on the socket so far. `leftover`: received bytes that begin the first frame."""
         super().__init__(sock, limits, peer)
-        self._decoder.feed(rest)
-        self.bytes_sent, self.bytes_received = sent, received
-        self._sent_by_then, self._since = sent, time.monotonic()
+        self._decoder.feed(leftover)
+        self.bytes_sent, self.bytes_received = bytes_sent, bytes_received
+        self._sent_by_then, self._since = bytes_sent, time.monotonic()
 
     def _receive_undated(self) -> bool:
         came = super()._receive_undated()

@@ -74,19 +74,19 @@ def _attentions_with_caches(graph: Graph) -> list[_CachedAttention]:
     return [f for f in attentions if _is_plausible(graph, f, has_growing_cache)]
 
 
-def _is_plausible(graph: Graph, found: _CachedAttention, certain: bool) -> bool:
+def _is_plausible(graph: Graph, attention: _CachedAttention, certain: bool) -> bool:
     """Return True if the keys and values of an attention are probably a KV cache.
 
     Keys and values of the kind `read` count if another attention has a growing cache (`certain`). Keys and values of the
     kind `kept` count if the queries do not outlive the program, and the program has no backward pass.
     """
-    kinds = {found.key.kind, found.value.kind}
+    kinds = {attention.key.kind, attention.value.kind}
     if "read" in kinds:
-        return certain and kinds == {"read"} and graph.producer(origin(graph, found.attention.query)) is not None
+        return certain and kinds == {"read"} and graph.producer(origin(graph, attention.attention.query)) is not None
     if "kept" in kinds:
         if any("_backward" in operation for operation in graph.by_op):
             return False  # a backward pass needs keys and values of the forward pass
-        return not set(chain(graph, found.attention.query)) & set(graph.outputs)
+        return not set(chain(graph, attention.attention.query)) & set(graph.outputs)
     return True
 
 

@@ -125,10 +125,10 @@ def kv_session(cache: object = None) -> KvSession:
     return KvSession(cache)
 
 
-def tensors_in(found: object) -> Iterator[torch.Tensor]:
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in an object: in its attributes, and in nested lists, tuples, sets and mappings."""
     visited: set[int] = set()
-    level: list[object] = [found]
+    level: list[object] = [value]
     for _ in range(_MAX_DEPTH):
         members: list[object] = []
         for item in level:
@@ -140,9 +140,9 @@ def tensors_in(found: object) -> Iterator[torch.Tensor]:
         level = members
 
 
-def _members(found: object) -> Iterable[object]:
-    if isinstance(found, Mapping):
-        return found.values()
-    if isinstance(found, list | tuple | set | frozenset):
-        return found
-    return vars(found).values() if hasattr(found, "__dict__") and not isinstance(found, type) else ()
+def _members(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    return vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, type) else ()

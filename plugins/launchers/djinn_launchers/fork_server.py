@@ -98,32 +98,32 @@ class ForkServer:
             _close(descriptors)
         return None
 
-    def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
+    def _begin(self, order: dict[str, Any], descriptors: list[int], client: socket.socket) -> list[str]:
         """Make the forked child the executor's process, and return the executor's arguments. On an error, end the child.
 
         Args:
             order: the client's request.
-            given: descriptors from the client.
-            told: connection to the client, which only the server keeps.
+            descriptors: descriptors from the client.
+            client: connection to the client, which only the server keeps.
         """
         try:
-            told.close()
+            client.close()
             self._listening.close()
             for descriptor, (_, connection) in self._running.items():
                 os.close(descriptor)
                 connection.close()
-            return self._become(order, given)
+            return self._become(order, descriptors)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
 
-    def _become(self, order: dict[str, Any], given: list[int]) -> list[str]:
+    def _become(self, order: dict[str, Any], descriptors: list[int]) -> list[str]:
         """Take over the client's streams, descriptors, folder and environment. Return the executor's arguments."""
-        stdin, stderr, *passed_descriptors = given
+        stdin, stderr, *passed_descriptors = descriptors
         os.dup2(stdin, 0)
         os.dup2(stderr, 2)
         passed_descriptors = [os.dup(number) for number in passed_descriptors]
-        _close(given)
+        _close(descriptors)
         os.setpgid(0, 0)
         os.chdir(order["folder"])
         os.environ.clear()
@@ -137,7 +137,7 @@ def _close(descriptors: list[int]) -> None:
         os.close(number)
 
 
-def _received(told: socket.socket, length: int) -> bytes:
+def _received(client: socket.socket, length: int) -> bytes:
     """Receive `length` bytes from a client, or fewer if the client closes the connection before.
 
     Raises:
@@ -146,7 +146,7 @@ def _received(told: socket.socket, length: int) -> bytes:
     """
     if not 0 < length <= _MOST_BYTES:
         raise ValueError(f"a request has {length} bytes; allowed are 1 to {_MOST_BYTES}")
-    with told.makefile("rb") as file:
+    with client.makefile("rb") as file:
         return file.read(length)
 
 

@@ -129,14 +129,14 @@ class ForkServerClient:
     plugins: bytes = attrs.field(repr=False)  # settings of plugins may be secrets
 
     def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ForkedExecutor | None:
         """Fork an executor and return it. Return None if no fork server runs or answers.
 
         Args:
             arguments: arguments of the executor's command, without `--report-fd`, which the fork server adds.
             environment: environment variables of the executor.
-            given: descriptor for the executor's reports, then descriptors that the executor inherits.
+            descriptors: descriptor for the executor's reports, then descriptors that the executor inherits.
         """
         if sys.platform == "win32":
             return None
@@ -150,7 +150,7 @@ class ForkServerClient:
                 order = json.dumps(
                     {"arguments": [*arguments], "environment": {**environment}, "folder": str(Path.cwd())}
                 ).encode()
-                socket.send_fds(server, [len(order).to_bytes(4, "little")], [reading, 2, *given])
+                socket.send_fds(server, [len(order).to_bytes(4, "little")], [reading, 2, *descriptors])
                 server.sendall(order)
                 server.settimeout(None)
                 return ForkedExecutor(server, stdin)

@@ -48,8 +48,8 @@ def is_wanted() -> bool:
 class ProgressBar(Protocol):
     """A progress bar in a terminal or a notebook."""
 
-    def draw(self, done: int, total: int, seconds: float, about: str) -> None:
-        """Show that `done` of `total` bytes (0: unknown total) are complete after `seconds`. `about`: name of the work."""
+    def draw(self, bytes_done: int, total: int, seconds: float, about: str) -> None:
+        """Show that `bytes_done` of `total` bytes (0: unknown total) are complete after `seconds`. `about`: name of the work."""
 
     def remove(self) -> None:
         """Remove the bar."""
@@ -177,9 +177,9 @@ class TerminalBar:
         self._task: TaskID = self._bar.add_task("Uploading")
         self._bar.start()
 
-    def draw(self, done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - the bar has a clock of its own
+    def draw(self, bytes_done: int, total: int, seconds: float, about: str) -> None:  # noqa: ARG002 - the bar has a clock of its own
         """Draw the bar, as `ProgressBar.draw`."""
-        self._bar.update(self._task, completed=done, total=total or None, description=about)
+        self._bar.update(self._task, completed=bytes_done, total=total or None, description=about)
         self._bar.refresh()
 
     def remove(self) -> None:
@@ -193,12 +193,12 @@ class NotebookBar:
     def __init__(self) -> None:
         self._display: Any = None  # a handle of IPython's
 
-    def draw(self, done: int, total: int, seconds: float, about: str) -> None:
+    def draw(self, bytes_done: int, total: int, seconds: float, about: str) -> None:
         """Draw the bar, as `ProgressBar.draw`."""
-        rate = done / seconds if seconds else 0.0
-        remaining = f", {(total - done) / rate:.0f} s left" if total and rate else ""
-        text = f"{about}: {size_text(done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{remaining}"
-        state = f'value="{done}" max="{total}"' if total else ""
+        rate = bytes_done / seconds if seconds else 0.0
+        remaining = f", {(total - bytes_done) / rate:.0f} s left" if total and rate else ""
+        text = f"{about}: {size_text(bytes_done)}{f' of {size_text(total)}' if total else ''}, {size_text(int(rate))}/s{remaining}"
+        state = f'value="{bytes_done}" max="{total}"' if total else ""
         from html import escape
 
         self._show(text, f'<progress {state} style="width:20em"></progress> {escape(text)}')

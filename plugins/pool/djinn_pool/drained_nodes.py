@@ -47,26 +47,26 @@ def _watch_nodes(plugin: str) -> None:
                     )
 
 
-def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
+def _notice(session: OpenSession, failed_sessions: list[OpenSession], plugin: str) -> str:
     """Return why the engine drains an executor's node, or an empty string.
 
-    If the executor's handle raises, append the executor to `told`, so that it is not asked again.
+    If the executor's handle raises, append the executor to `failed_sessions`, so that it is not asked again.
     """
-    if one.executor is None:
+    if session.executor is None:
         return ""
     try:
-        return one.executor.notice()
+        return session.executor.notice()
     except Exception as error:
-        told.append(one)
+        failed_sessions.append(session)
         _log.warning(
             "the engine failed to report drained nodes and is not asked again", plugin=plugin, error=shown(error)
         )
         return ""
 
 
-def _is_same_session(ended: int) -> bool:
-    """Return True while the session is open that began when `ended` sessions had ended."""
-    return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
+def _is_same_session(ended_sessions: int) -> bool:
+    """Return True while the session is open that began when `ended_sessions` sessions had ended."""
+    return port.sessions_ended == ended_sessions and port.is_open() and not interpreter_shutdown.has_begun()
 
 
 def _replace(one: OpenSession) -> None:

@@ -164,14 +164,14 @@ class ElasticExecutors:
         if self.executors.members[executor].opened.attached.elastic:
             self.relays[executor].send(DropPeer(peer + 1))
 
-    def _targets(self, leaving: Container[int], rest: Sequence[int]) -> dict[tuple[int, int], list[int]]:
+    def _targets(self, leaving: Container[int], staying: Sequence[int]) -> dict[tuple[int, int], list[int]]:
         """Return the storages that must move, by pair of leaving and staying executor.
 
         Raises:
             DoesNotFit: the staying executors have too little memory.
         """
         memory, held_there = self.planner.memory, self.locations.held
-        room = {e: None if (free := memory[e]) is None else free - held_there[e] for e in rest}
+        room = {e: None if (free := memory[e]) is None else free - held_there[e] for e in staying}
         targets: dict[tuple[int, int], list[int]] = {}
         for storage, home in self.locations.homes.items():
             if home not in leaving:
@@ -180,7 +180,7 @@ class ElasticExecutors:
             target = next((e for e, free in room.items() if free is None or free >= size), None)
             if target is None:
                 raise DoesNotFit(
-                    f"an executor cannot leave, because no other executor has {size:,} free bytes for one of its values (all {len(rest)} "
+                    f"an executor cannot leave, because no other executor has {size:,} free bytes for one of its values (all {len(staying)} "
                     f"together have {sum(free or 0 for free in room.values()):,}): free tensors, or let fewer executors leave"
                 )
             if (free := room[target]) is not None:

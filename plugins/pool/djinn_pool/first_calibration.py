@@ -60,9 +60,9 @@ def environment_for(one: OpenSession, settings: Settings, environment: Mapping[s
 
 
 def calibrate_in_background(
-    opened: Sequence[OpenSession], settings: Settings, models: Iterable[CostModel], done: Callable[[], None]
+    opened: Sequence[OpenSession], settings: Settings, models: Iterable[CostModel], on_success: Callable[[], None]
 ) -> threading.Thread | None:
-    """Measure devices without a stored calibration in background processes. Call `done` if at least one was measured.
+    """Measure devices without a stored calibration in background processes. Call `on_success` if at least one was measured.
 
     Return the thread that runs the processes. Return None if no device needs a measurement, no cost model can measure, or
     the setting `calibrate` is off. A single executor is not measured, because assumed speeds suffice to compare its ops.
@@ -73,13 +73,13 @@ def calibrate_in_background(
     if not environments:
         return None
     thread = threading.Thread(
-        target=_measure, args=(command, environments, done), name="djinn-calibration", daemon=True
+        target=_measure, args=(command, environments, on_success), name="djinn-calibration", daemon=True
     )
     thread.start()
     return thread
 
 
-def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], done: Callable[[], None]) -> None:
+def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], on_success: Callable[[], None]) -> None:
     measured_count = 0
     for environment in environments:
         try:
@@ -100,4 +100,4 @@ def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], 
             error_text = process.stderr.decode(errors="replace")[-500:]
             _log.info("a device could not be calibrated in the background: try `djinn calibrate`", error=error_text)
     if measured_count:
-        done()
+        on_success()

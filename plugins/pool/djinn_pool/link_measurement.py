@@ -57,13 +57,13 @@ def queue_seconds() -> float:
     return context.stats.server_queue_us / 1e6 / max(1, context.stats.submissions)
 
 
-def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
-    first = 0 if len(known.devices) == 1 else 1  # index 0 of a pool stands for all of its devices
-    limits = limits_of(client.settings(), [device.id for device in known.devices])
+def _links_to(topology: NetworkTopology) -> tuple[Link, ...]:
+    first = 0 if len(topology.devices) == 1 else 1  # index 0 of a pool stands for all of its devices
+    limits = limits_of(client.settings(), [device.id for device in topology.devices])
     sizes = {device: max(_LEAST, min(BULK, limit // _PART)) for device, limit in limits.items()}
     pairs = (
         measure_links(device.id, f"{_NAME}:{i}", sizes.get(device.id, BULK))
-        for i, device in enumerate(known.devices, first)
+        for i, device in enumerate(topology.devices, first)
     )
     return tuple(link for pair in pairs for link in pair)
 

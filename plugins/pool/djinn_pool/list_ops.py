@@ -69,7 +69,7 @@ class ListOps:
             del variants[:-_VARIANTS]
         return variant.of(program, self._part) if variant.groups else program
 
-    def _made(self, program: Program, where: tuple[int | None, ...], homes: Mapping[int, int]) -> _Split:
+    def _made(self, program: Program, executors: tuple[int | None, ...], homes: Mapping[int, int]) -> _Split:
         groups = _groups(program, homes)
         instructions: list[int] = []
         operands: list[int] = []
@@ -81,7 +81,7 @@ class ListOps:
                 operands += [at + position for position in part.operands]
                 slots += [slot + position for position in part.slots]
             at, slot = at + call.operand_count + call.new_count, slot + call.slot_count
-        return _Split(where, groups, _taking(instructions), _taking(operands), _taking(slots))
+        return _Split(executors, groups, _taking(instructions), _taking(operands), _taking(slots))
 
     def _part(self, call: Call, group: tuple[int, ...]) -> _CallPart:
         part = self._parts.use(key := (call, group))

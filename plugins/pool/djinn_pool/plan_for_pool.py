@@ -83,7 +83,7 @@ def rules_for(context: ClientContext) -> PoolRules:
 
 
 def plan_for_pool(
-    graph: Graph, registry: Registry, settings: Settings, topology: NetworkTopology, where: PlanningInputs
+    graph: Graph, registry: Registry, settings: Settings, topology: NetworkTopology, inputs: PlanningInputs
 ) -> PipelineResult:
     """Return the plan of a program for several devices.
 
@@ -92,33 +92,33 @@ def plan_for_pool(
         registry: plugins of the stages.
         settings: settings of the session.
         topology: devices and links.
-        where: facts about the program's inputs and the devices' load.
+        inputs: facts about the program's inputs and the devices' load.
 
     Raises:
         ConfigurationError: the setting `memory_limits` names a device that does not exist.
         InvalidStage: the devices cannot run the program within their limits.
     """
     limits = limits_of(settings, [device.id for device in topology.devices])
-    topology, memory_limits = within(topology, limits, where.occupied)
+    topology, memory_limits = within(topology, limits, inputs.occupied)
     request = Request(
         topology,
-        resident=where.resident,
-        copies=where.copies,
+        resident=inputs.resident,
+        copies=inputs.copies,
         placement_policy=policy_for(settings, registry.placement_policies, len(topology.devices)),
         scheduler=settings.scheduler,
         exact=settings.exact,
         pins=settings.pins,
         memory_limits=memory_limits,
         latency_target=settings.latency_target,
-        stream=where.stream,
-        locate_recipe=where.locate_recipe,
-        margin=where.margin,
+        stream=inputs.stream,
+        locate_recipe=inputs.locate_recipe,
+        margin=inputs.margin,
         rewrite=rewrite,
     )
     # The free memory is uncertain, because other programs use memory and allocators reuse memory.
     blind = attrs.evolve(request, topology=unmeasured(topology))
     try:
-        return plan(graph, registry, request, known=where.known)
+        return plan(graph, registry, request, known=inputs.known)
     except InvalidStage as error:
         if (isinstance(error, DoesNotFit) and error.excluded_by_pins) or not (
             memory_limits or isinstance(error, DoesNotFit)
@@ -130,16 +130,16 @@ def plan_for_pool(
             "no plan fits the memory limits, planning without optimizations and without the measured free memory",
             error=str(last_error),
         )
-        return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
+        return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=inputs.known)
     _log.warning(
         "a program may not fit, planning without free memory and missing features of devices", error=str(last_error)
     )
     anywhere = attrs.evolve(blind, topology=supporting_all_ops(blind.topology))
-    return _first_that_fits(lambda asked: plan(graph, registry, asked, known=where.known), blind, anywhere)
+    return _first_that_fits(lambda request: plan(graph, registry, request, known=inputs.known), blind, anywhere)
 
 
-def _first_that_fits(make: Callable[[Request], PipelineResult], request: Request, other: Request) -> PipelineResult:
+def _first_that_fits(make: Callable[[Request], PipelineResult], request: Request, fallback: Request) -> PipelineResult:
     try:
         return make(request)
     except DoesNotFit:
-        return make(other)
+        return make(fallback)

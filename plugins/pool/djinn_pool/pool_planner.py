@@ -207,11 +207,11 @@ class PoolPlanner:
             margin: share of the time that several devices must be predicted to save.
         """
         names, locations, program = self.devices, self._locations, graph.program
-        where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
+        inputs = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
         copies_by_value = {v: locations.copies(v) for v in graph.inputs}
         copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in copies_by_value.items() if holders}
         residencies = self._earlier.residency(program)
-        return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
+        return PlanningInputs(inputs, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
 
     def _lowered(self, program: Program, graph: Graph, result: PipelineResult) -> PooledPlan | None:
         """Convert the result of the stages to a plan with steps.
@@ -242,7 +242,7 @@ class PoolPlanner:
         self,
         family: ProgramFamily,
         program: Program,
-        where: PlanningInputs,
+        inputs: PlanningInputs,
         plan: Callable[[PlanningInputs], PipelineResult],
     ) -> tuple[PipelineResult, bool]:
         """Return the result of the stages, and True if a trial keeps the program on one executor.
@@ -252,17 +252,17 @@ class PoolPlanner:
         Args:
             family: the program's family.
             program: the program.
-            where: facts for planning.
+            inputs: facts for planning.
             plan: function that runs the stages.
         """
-        result, trials = plan(where), family.trial
+        result, trials = plan(inputs), family.trial
         if trials is None and _is_divided(result):
-            undivided = plan(attrs.evolve(where, margin=1.0))
+            undivided = plan(attrs.evolve(inputs, margin=1.0))
             if not _is_divided(undivided):
                 family.trial = TriedPlacement(program, self.link_changes)
                 return undivided, True
         elif trials is not None and _is_divided(result):
-            trials.moving += _moving_seconds(result, where)
+            trials.moving += _moving_seconds(result, inputs)
         elif trials is not None:  # after its inputs have a location, the policy no longer divides it
             trials.settled, trials.pays = True, False
             return result, True
@@ -317,13 +317,13 @@ def _is_divided(result: PipelineResult) -> bool:
     return result.placement is not None and len({d.device for d in result.placement.decisions}) > 1
 
 
-def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
+def _moving_seconds(result: PipelineResult, inputs: PlanningInputs) -> float:
     """Return the predicted seconds of all transfers of inputs that a plan needs, moves counted in both directions."""
     placement, seconds = result.placement, 0.0
     assert placement is not None
-    for value, home in where.resident.items():
+    for value, home in inputs.resident.items():
         nbytes = result.graph.meta(value).nbytes if value in result.graph.inputs else 0
-        new = set(placement.copies.get(value, ())) - set(where.copies.get(value, ()))
+        new = set(placement.copies.get(value, ())) - set(inputs.copies.get(value, ()))
         seconds += sum(result.topology.link(home, device).transfer_seconds(nbytes) for device in new)
         if (target := placement.values.get(value, home)) != home:
             seconds += result.topology.link(home, target).transfer_seconds(nbytes)

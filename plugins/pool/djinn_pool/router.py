@@ -89,7 +89,7 @@ class PoolReply(JoinedReplies):
         router: PoolRouter,
         family: ProgramFamily | None,
         took: Callable[[float], None] | None,
-        begun: float,
+        start_time: float,
     ) -> None:
         """Create a pending reply.
 
@@ -98,13 +98,13 @@ class PoolReply(JoinedReplies):
             parts: submissions to executors with their pending replies.
             router: the pool's router.
             family: family of the submitted program, or None without a program.
-            took: called with the seconds from `begun` until all replies have arrived, or None.
-            begun: time of the submission, by `time.perf_counter`.
+            took: called with the seconds from `start_time` until all replies have arrived, or None.
+            start_time: time of the submission, by `time.perf_counter`.
         """
         super().__init__(submission, parts)
         self._router, self._alike, self._took = router, family, took
         members = router.executors.members
-        self._begun = begun
+        self._begun = start_time
         self._sent = [(member, member.submissions.last_number) for member in members]
         # number of frames sent to each executor, after whose reply no work is pending
         self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
@@ -214,10 +214,10 @@ class PoolRouter(Router):
         graph = graph if program is graph.program else Graph(program)
         return self._planned(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
 
-    def _planned(self, graph: Graph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
+    def _planned(self, graph: Graph, inputs: PlanningInputs, *, unseen: bool) -> PipelineResult:
         """Return the plan of a program, or of a piece of it. `unseen`: True to notify no observers."""
         start = time.monotonic()
-        result = plan_for_pool(graph, *context.configured(), self._links.topology, where)
+        result = plan_for_pool(graph, *context.configured(), self._links.topology, inputs)
         if not unseen:
             report_planned(context, result, len(graph.program), start)
         return result

@@ -63,10 +63,10 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
         client.init()  # without the lock, because threads of hooks may wait for it
 
 
-def _scale(given: Mapping[str, Any]) -> None:
-    """Scale the open session to the settings `given`. The caller holds the context's lock."""
-    executors = given.get("executors")
-    new_settings = resolve({**context.overrides, **given}).settings
+def _scale(changes: Mapping[str, Any]) -> None:
+    """Scale the open session to the settings `changes`. The caller holds the context's lock."""
+    executors = changes.get("executors")
+    new_settings = resolve({**context.overrides, **changes}).settings
     _check(executors)
     servers_found = None if executors is not None else find_servers(new_settings, client.registry().transports)
     if executors is None and servers_found is None:
@@ -80,7 +80,7 @@ def _scale(given: Mapping[str, Any]) -> None:
         is_done = True
     finally:
         if is_done or (context.is_open and context.opened != before):  # Ctrl-C may arrive after the change
-            context.overrides = {**context.overrides, **given}
+            context.overrides = {**context.overrides, **changes}
             context.settings = new_settings
 
 
@@ -109,16 +109,16 @@ def _scale_to(count: int) -> None:
         leave(sessions[count:])
 
 
-def _scale_over(wanted: Servers) -> None:
-    """Scale to exactly the servers `wanted`."""
+def _scale_over(servers: Servers) -> None:
+    """Scale to exactly the servers `servers`."""
     before = context.opened
-    members = {urls: [session for session in before if _is_at(session, urls)] for urls in wanted.members}
+    members = {urls: [session for session in before if _is_at(session, urls)] for urls in servers.members}
     new_servers = tuple(urls for urls, numbers in members.items() if not numbers)
     staying = [session for numbers in members.values() for session in numbers]
     leaving = [session for session in before if session not in staying]
     try:
         if new_servers:
-            join(_open(attrs.evolve(wanted, members=new_servers)))
+            join(_open(attrs.evolve(servers, members=new_servers)))
         if leaving:
             leave(leaving)
     except BaseException:
@@ -160,8 +160,8 @@ def numbers_for(count: int) -> Iterator[tuple[int, int]]:
             context.joining.difference_update(numbers)
 
 
-def join(more: tuple[OpenSession, ...]) -> None:
-    """Add the executors of the begun sessions `more` to the open session. The caller holds the context's lock.
+def join(sessions: tuple[OpenSession, ...]) -> None:
+    """Add the executors of the begun sessions `sessions` to the open session. The caller holds the context's lock.
 
     Raises:
         DjinnError: the executors cannot join. They are closed, and the session continues without them.
@@ -170,19 +170,19 @@ def join(more: tuple[OpenSession, ...]) -> None:
     try:
         # Without the sink's lock: a plugin may use the device while it is imported.
         context.configured()[0].load("routers", *PLANNING)
-        current().send_then(lambda: _join(more))
+        current().send_then(lambda: _join(sessions))
     except BaseException:
         members = context.opened
-        for session in more:
+        for session in sessions:
             if session not in members:  # if the interrupt came after the join, the executor may hold values
                 session.close()
         raise
-    _log.info("executors have joined", executors=len(context.opened), joined=[session.server for session in more])
+    _log.info("executors have joined", executors=len(context.opened), joined=[session.server for session in sessions])
 
 
-def _join(more: tuple[OpenSession, ...]) -> None:
+def _join(sessions: tuple[OpenSession, ...]) -> None:
     assert context.session is not None
-    context.session.join(more)
+    context.session.join(sessions)
     if update_offered_operators(context.opened):
         port.interception.reconsider()
 

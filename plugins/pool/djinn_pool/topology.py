@@ -55,13 +55,13 @@ class ObservedLink:
     rates: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
     latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
-    def record(self, seen: LinkMeasurement, now: float) -> None:
+    def record(self, measurement: LinkMeasurement, now: float) -> None:
         """Record an observed transfer on the link."""
         self.last_observed = now
-        if seen.seconds > 0:
-            self.rates.append(seen.nbytes / seen.seconds)
-        if seen.latency is not None:
-            self.latencies.append(seen.latency + HANDLING)
+        if measurement.seconds > 0:
+            self.rates.append(measurement.nbytes / measurement.seconds)
+        if measurement.latency is not None:
+            self.latencies.append(measurement.latency + HANDLING)
 
     def is_due(self, now: float) -> bool:
         """Return True if the link should be measured now: it was idle for long, or its bandwidth may have changed."""
@@ -93,8 +93,8 @@ def _ignored(_: Sequence[DeviceCapabilities]) -> None:
     """Ignore changes of free memory. This is the default of `when_room_changed`."""
 
 
-def _differs(one: float, other: float) -> bool:
-    return not other / FACTOR <= one <= other * FACTOR
+def _differs(rate: float, reference: float) -> bool:
+    return not reference / FACTOR <= rate <= reference * FACTOR
 
 
 class PoolTopology:
@@ -203,9 +203,9 @@ class PoolTopology:
             self._request_measurements(now)
         return self.changes
 
-    def _take_measurements(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
+    def _take_measurements(self, number: int, measurements: Sequence[LinkMeasurement], now: float) -> None:
         changed_pairs = []
-        for measurement in seen:
+        for measurement in measurements:
             peer = measurement.peer - 1
             link = self._links.get((peer, number) if measurement.incoming else (number, peer))
             if link is not None:

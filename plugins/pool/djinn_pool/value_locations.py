@@ -139,9 +139,9 @@ class ValueLocations:
                 by_executor[home] = [value]
         return by_executor
 
-    def _forget_copies(self, value: int, found: dict[int, list[int]]) -> None:
+    def _forget_copies(self, value: int, values_by_executor: dict[int, list[int]]) -> None:
         for executor in self.copies(value) or ():
-            found.setdefault(executor, []).append(value)
+            values_by_executor.setdefault(executor, []).append(value)
         self._keep(value, frozenset())
 
     def values_in(self, storage: int) -> list[int]:

@@ -243,12 +243,12 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         if reason := _incompatibility(self._first, attached):
             raise TransportError(reason)
 
-    def _adopt(self, inner: ClientChannel, attached: Attached, other: StandbyServer) -> None:
+    def _adopt(self, inner: ClientChannel, attached: Attached, server: StandbyServer) -> None:
         self._failover_log.drop_snapshot()
         self._follow(inner)
-        self.successor, self.server = attached, other.name
-        self._standby_servers.remove(other)
-        self._standby_servers.append(other)
+        self.successor, self.server = attached, server.name
+        self._standby_servers.remove(server)
+        self._standby_servers.append(server)
 
     def _replay(self, inner: Connection) -> None:
         """Replay the logged frames. Receive the replies again, compare their checksums with the earlier replies, and drop them.
@@ -262,8 +262,8 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             inner.send(frame)
         self._await_replies(inner, position, len(self._failover_log.replies))
 
-    def _await_replies(self, inner: Connection, position: int, wanted: int) -> int:
-        while position < wanted:
+    def _await_replies(self, inner: Connection, position: int, target: int) -> int:
+        while position < target:
             try:
                 frame = inner.receive(_PATIENCE_SECONDS)
             except TimeoutError:
@@ -300,14 +300,14 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._failover_log.close()
 
 
-def _incompatibility(first: Attached, now: Attached) -> str:
-    """Return why the executor `now` cannot replay a session of the executor `first`, or an empty string if it can."""
-    if first.device.kind != now.device.kind:
-        return f"the standby server has the device {now.device.kind} in place of {first.device.kind}"
-    if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
-        return f"the standby server runs torch {now.torch} in place of {first.torch}"
-    if not set(first.compressions) <= set(now.compressions):
-        return f"the standby server cannot decompress {', '.join(set(first.compressions) - set(now.compressions))}, which uploads may use"
+def _incompatibility(first: Attached, second: Attached) -> str:
+    """Return why the executor `second` cannot replay a session of the executor `first`, or an empty string if it can."""
+    if first.device.kind != second.device.kind:
+        return f"the standby server has the device {second.device.kind} in place of {first.device.kind}"
+    if first.torch.partition("+")[0] != second.torch.partition("+")[0]:
+        return f"the standby server runs torch {second.torch} in place of {first.torch}"
+    if not set(first.compressions) <= set(second.compressions):
+        return f"the standby server cannot decompress {', '.join(set(first.compressions) - set(second.compressions))}, which uploads may use"
     return ""
 
 

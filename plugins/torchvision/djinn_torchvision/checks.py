@@ -31,19 +31,19 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
 
 
-def _same_dtype(given: Given, *names: str) -> None:
-    dtypes = {given[name].dtype for name in names}
+def _same_dtype(arguments: Given, *names: str) -> None:
+    dtypes = {arguments[name].dtype for name in names}
     floating = all(dtype.is_floating_point for dtype in dtypes)
     _require(len(dtypes) == 1 and floating, f"{', '.join(names)} must have one floating-point dtype")
 
 
-def _within(name: str, tensor: torch.Tensor, least: int, stop: int) -> None:
-    """Require that all elements are at least `least` and less than `stop`. Tensors on other devices than CPUs are not checked."""
+def _within(name: str, tensor: torch.Tensor, minimum: int, stop: int) -> None:
+    """Require that all elements are at least `minimum` and less than `stop`. Tensors on other devices than CPUs are not checked."""
     if tensor.device.type != "cpu" or not tensor.numel():
         return
     low, high = (float(bound) for bound in torch.aminmax(tensor))
-    fits = math.isfinite(low) and math.isfinite(high) and least <= low and high < stop
-    _require(fits, f"{name} must be from {least} to {stop - 1}")
+    fits = math.isfinite(low) and math.isfinite(high) and minimum <= low and high < stop
+    _require(fits, f"{name} must be from {minimum} to {stop - 1}")
 
 
 def _finite(name: str, tensor: torch.Tensor) -> None:
@@ -52,25 +52,25 @@ def _finite(name: str, tensor: torch.Tensor) -> None:
         _require(bool(torch.isfinite(tensor).all()), f"{name} must be finite")
 
 
-def _bounded(what: str, sizes: Sequence[int]) -> None:
+def _bounded(name: str, sizes: Sequence[int]) -> None:
     fits = all(0 <= size < _LARGEST for size in sizes) and math.prod(sizes) < _LARGEST
-    _require(fits, f"{what} must have fewer than {_LARGEST} elements")
+    _require(fits, f"{name} must have fewer than {_LARGEST} elements")
 
 
-def _regions(given: Given, images: Sequence[int]) -> None:
+def _regions(arguments: Given, images: Sequence[int]) -> None:
     """Check the arguments of a pooling of regions. `images`: shape of the images."""
-    rois = given["rois"]
+    rois = arguments["rois"]
     _require(rois.dim() == 2 and rois.shape[1] == 5, f"rois must have shape (K, 5), not {_shape(rois)}")
     _bounded("rois", rois.shape)
     _bounded("input", images)
     batch, _, *sides = images
     _require(not len(rois) or min(sides) > 0, "input must have pixels if rois has regions")
     _within("indices of images, in the first column of rois,", rois[:, 0], 0, batch)
-    height, width, scale = given["pooled_height"], given["pooled_width"], given["spatial_scale"]
+    height, width, scale = arguments["pooled_height"], arguments["pooled_width"], arguments["spatial_scale"]
     _require(height > 0 and width > 0, "pooled_height and pooled_width must be positive")
     _require(abs(scale) < _LARGEST_SCALE, f"spatial_scale must be less than {_LARGEST_SCALE}")  # nan is not
-    if "sampling_ratio" in given:
-        _require(-1 <= given["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
+    if "sampling_ratio" in arguments:
+        _require(-1 <= arguments["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
     if rois.device.type != "cpu" or not len(rois):
         return
     corners = rois[:, 1:].double() * scale
@@ -84,9 +84,9 @@ def _regions(given: Given, images: Sequence[int]) -> None:
     )
 
 
-def _nms(given: Given) -> None:
-    boxes, scores = given["dets"], given["scores"]
-    _same_dtype(given, "dets", "scores")
+def _nms(arguments: Given) -> None:
+    boxes, scores = arguments["dets"], arguments["scores"]
+    _same_dtype(arguments, "dets", "scores")
     _require(boxes.dim() == 2 and boxes.shape[1] == 4, f"boxes must have shape (N, 4), not {_shape(boxes)}")
     _bounded("boxes", boxes.shape)
     _require(_shape(scores) == (boxes.shape[0],), f"scores must have shape ({boxes.shape[0]},), not {_shape(scores)}")
@@ -95,16 +95,16 @@ def _nms(given: Given) -> None:
 def _forward(by_position: bool) -> Check:
     """Return the check for a pooling of regions. `by_position`: True if each part of a region has separate channels."""
 
-    def check(given: Given) -> None:
-        images = given["input"]
+    def check(arguments: Given) -> None:
+        images = arguments["input"]
         _require(images.dim() == 4, "input must have 4 dimensions")
-        _same_dtype(given, "input", "rois")
-        _regions(given, images.shape)
-        parts = given["pooled_height"] * given["pooled_width"]
+        _same_dtype(arguments, "input", "rois")
+        _regions(arguments, images.shape)
+        parts = arguments["pooled_height"] * arguments["pooled_width"]
         if by_position:
             _require(images.shape[1] % parts == 0, f"the channels of input must be a multiple of {parts}")
         channels = images.shape[1] // parts if by_position else images.shape[1]
-        _bounded("the result", (given["rois"].shape[0], channels, parts))
+        _bounded("the result", (arguments["rois"].shape[0], channels, parts))
 
     return check
 
@@ -115,18 +115,23 @@ def _backward(indices: str = "") -> Check:
     `indices`: name of the argument with the input element or channel of each result, or empty if the op has none.
     """
 
-    def check(given: Given) -> None:
-        _same_dtype(given, "grad", "rois")
-        grad, channels = given["grad"], given["channels"]
-        _regions(given, (given["batch_size"], channels, given["height"], given["width"]))
-        parts = given["pooled_height"] * given["pooled_width"]
+    def check(arguments: Given) -> None:
+        _same_dtype(arguments, "grad", "rois")
+        grad, channels = arguments["grad"], arguments["channels"]
+        _regions(arguments, (arguments["batch_size"], channels, arguments["height"], arguments["width"]))
+        parts = arguments["pooled_height"] * arguments["pooled_width"]
         channel_count = channels // parts if indices == "channel_mapping" else channels
-        expected_shape = (given["rois"].shape[0], channel_count, given["pooled_height"], given["pooled_width"])
+        expected_shape = (
+            arguments["rois"].shape[0],
+            channel_count,
+            arguments["pooled_height"],
+            arguments["pooled_width"],
+        )
         _bounded("grad", expected_shape)
         _require(_shape(grad) == expected_shape, f"grad must have shape {expected_shape}, not {_shape(grad)}")
         if indices:
-            index_tensor = given[indices]
-            stop = channels if indices == "channel_mapping" else given["height"] * given["width"]
+            index_tensor = arguments[indices]
+            stop = channels if indices == "channel_mapping" else arguments["height"] * arguments["width"]
             _require(
                 _shape(index_tensor) == expected_shape,
                 f"{indices} must have shape {expected_shape}, not {_shape(index_tensor)}",
@@ -137,13 +142,15 @@ def _backward(indices: str = "") -> Check:
     return check
 
 
-def _deform(given: Given) -> None:
-    names = ("input", "weight", "offset", "bias", *(["mask"] if given["use_mask"] else []))
-    _same_dtype(given, *names)
-    images, weight, offset = given["input"], given["weight"], given["offset"]
+def _deform(arguments: Given) -> None:
+    names = ("input", "weight", "offset", "bias", *(["mask"] if arguments["use_mask"] else []))
+    _same_dtype(arguments, *names)
+    images, weight, offset = arguments["input"], arguments["weight"], arguments["offset"]
     _require(images.dim() == weight.dim() == offset.dim() == 4, "input, weight and offset must have 4 dimensions")
-    stride, padding, dilation = [(given[f"{name}_h"], given[f"{name}_w"]) for name in ("stride", "pad", "dilation")]
-    groups, parts = given["groups"], given["offset_groups"]
+    stride, padding, dilation = [
+        (arguments[f"{name}_h"], arguments[f"{name}_w"]) for name in ("stride", "pad", "dilation")
+    ]
+    groups, parts = arguments["groups"], arguments["offset_groups"]
     _require(
         min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0,
         "stride and dilation must be positive, and padding not negative",
@@ -151,7 +158,7 @@ def _deform(given: Given) -> None:
     _require(max(*stride, *dilation, *padding) < 1 << 20, "stride, dilation and padding must be less than 1048576")
     _require(groups > 0 and parts > 0, "groups and offset_groups must be positive")
     for name in names:
-        _bounded(name, given[name].shape)
+        _bounded(name, arguments[name].shape)
     batch, channels = images.shape[:2]
     channels_out, each, *kernel = weight.shape
     _require(min(kernel) > 0, "the kernel must have at least one element")
@@ -168,13 +175,14 @@ def _deform(given: Given) -> None:
     _bounded("the result or its columns", (batch, max(channels_out, channels * kernel[0] * kernel[1]), *out))
     _require(_shape(offset) == (batch, 2 * cells, *out), f"offset must have shape {(batch, 2 * cells, *out)}")
     _finite("offset", offset)
-    if given["use_mask"]:
-        _require(_shape(given["mask"]) == (batch, cells, *out), f"mask must have shape {(batch, cells, *out)}")
-    _require(_shape(given["bias"]) == (channels_out,), f"bias must have shape ({channels_out},)")
-    if "grad" in given:
-        _same_dtype(given, "grad", "input")
+    if arguments["use_mask"]:
+        _require(_shape(arguments["mask"]) == (batch, cells, *out), f"mask must have shape {(batch, cells, *out)}")
+    _require(_shape(arguments["bias"]) == (channels_out,), f"bias must have shape ({channels_out},)")
+    if "grad" in arguments:
+        _same_dtype(arguments, "grad", "input")
         _require(
-            _shape(given["grad"]) == (batch, channels_out, *out), f"grad must have shape {(batch, channels_out, *out)}"
+            _shape(arguments["grad"]) == (batch, channels_out, *out),
+            f"grad must have shape {(batch, channels_out, *out)}",
         )
 
 

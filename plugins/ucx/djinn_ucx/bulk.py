@@ -161,10 +161,10 @@ class BulkChannel:
             self._all.add(message)
             return message
 
-    def wait(self, message: Message, look: Callable[[], None], deadline: float | None = None) -> bool:
+    def wait(self, message: Message, check: Callable[[], None], deadline: float | None = None) -> bool:
         """Wait until `message` is complete. Return False if `deadline` passes before (`time.monotonic`).
 
-        `look`: called periodically during the wait. If it raises, `wait` raises its exception.
+        `check`: called periodically during the wait. If it raises, `wait` raises its exception.
 
         Raises:
             TransportError: the channel was closed, or the message failed.
@@ -177,7 +177,7 @@ class BulkChannel:
             now = time.monotonic()
             if now - last_progress < _SPIN_SECONDS or message.complete:
                 continue
-            look()
+            check()
             if deadline is not None and now >= deadline:
                 return False
             self._sleep(_NAP_SECONDS if deadline is None else min(_NAP_SECONDS, deadline - now))

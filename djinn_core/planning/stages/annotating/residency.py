@@ -18,7 +18,7 @@ _CARRIED = frozenset({
 
 
 def residency_of_inputs(
-    graph: Graph, inputs: Inputs, training: TrainingParts, known: Mapping[int, DataResidency]
+    graph: Graph, inputs: Inputs, training: TrainingParts, known_residency: Mapping[int, DataResidency]
 ) -> dict[int, DataResidency]:
     """Return the residency of the graph's inputs.
 
@@ -28,10 +28,10 @@ def residency_of_inputs(
     written_storages = _written_by_optimizer(graph, training) if training else set()
     used_storages = _used_before_optimizer(graph, training) if training else set()
     residency: dict[int, DataResidency] = {}
-    if not (known or written_storages or inputs.weights):
+    if not (known_residency or written_storages or inputs.weights):
         return dict.fromkeys(graph.inputs, DataResidency.INPUT)
     for value in graph.inputs:
-        earlier_residency, storage = known.get(value), storage_of(value)
+        earlier_residency, storage = known_residency.get(value), storage_of(value)
         if earlier_residency in _CARRIED:
             residency[value] = earlier_residency
         elif storage in written_storages and storage not in used_storages:

@@ -54,9 +54,9 @@ class States:
 NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
 
 
-def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> States:
+def states_in(graph: Graph, inputs: Inputs, known_residency: Mapping[int, DataResidency]) -> States:
     """Return the states of a program that reads text, or values that an earlier text program kept."""
-    caches = {storage_of(v) for v, kind in known.items() if kind is DataResidency.STATEFUL_KV_CACHE}
+    caches = {storage_of(v) for v, kind in known_residency.items() if kind is DataResidency.STATEFUL_KV_CACHE}
     if Modality.TEXT not in inputs.entries.values():
         return States(frozenset(caches), frozenset(), frozenset(), ()) if caches else NO_STATES
     outputs = {storage_of(v) for v in graph.outputs}

@@ -46,15 +46,15 @@ class TrainingParts:
         return bool(self.phases)
 
 
-def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> TrainingParts:
+def training_in(graph: Graph, inputs: Inputs, known_residency: Mapping[int, DataResidency]) -> TrainingParts:
     """Return the parts of a program that belong to training steps.
 
     Args:
         graph: the program.
         inputs: findings about its inputs.
-        known: residency of values from earlier programs, such as gradients that wait for the optimizer.
+        known_residency: residency of values from earlier programs, such as gradients that wait for the optimizer.
     """
-    walk = _BackwardWalk(graph, inputs, known)
+    walk = _BackwardWalk(graph, inputs, known_residency)
     if not (walk.layers or walk.updates):
         return TrainingParts({}, 0, 0, walk.derived)
     return TrainingParts(_phases(graph, walk), len(walk.layers), len(walk.updates), walk.derived)
@@ -70,16 +70,16 @@ class _BackwardWalk:
         updates: nodes that write weights.
     """
 
-    def __init__(self, graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> None:
+    def __init__(self, graph: Graph, inputs: Inputs, known_residency: Mapping[int, DataResidency]) -> None:
         self.derived = bytearray(len(graph.nodes))
         self.seeds: list[int] = []
         self.layers: list[int] = []
         self.updates: list[int] = []
         self._graph, self._stops = graph, bytearray(len(graph.nodes))
         self._differentiates = any("_backward" in operation for operation in graph.by_op)
-        weights = (v for v, kind in known.items() if kind is DataResidency.PERSISTENT_WEIGHT)
+        weights = (v for v, kind in known_residency.items() if kind is DataResidency.PERSISTENT_WEIGHT)
         self._weights = {storage_of(v) for v in (*inputs.weights, *weights)}
-        is_pending_gradient = [known.get(v) is DataResidency.GRADIENT for v in graph.inputs]
+        is_pending_gradient = [known_residency.get(v) is DataResidency.GRADIENT for v in graph.inputs]
         for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
             self._add_node(
                 node, any(is_pending_gradient[~s] if s < 0 else self.derived[s] and not self._stops[s] for s in sources)

@@ -65,12 +65,12 @@ def _broadcast(case: Case) -> tuple[int, ...]:
     return tuple(v for v in case.node.inputs if len(case.shape(v)) == len(result) and case.shape(v)[:1] == result[:1])
 
 
-def _first(least: int = 2) -> Rule:
-    """Return a rule for ops of which only the first operand has rows. It must have at least `least` dimensions."""
+def _first(min_dims: int = 2) -> Rule:
+    """Return a rule for ops of which only the first operand has rows. It must have at least `min_dims` dimensions."""
 
     def rule(case: Case) -> tuple[int, ...] | None:
         first = case.node.inputs[0]
-        return (first,) if len(case.shape(first)) >= least else None
+        return (first,) if len(case.shape(first)) >= min_dims else None
 
     return rule
 

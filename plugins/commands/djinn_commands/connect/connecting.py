@@ -372,23 +372,23 @@ def configuration_error(text: str) -> ConfigurationError:
     return ConfigurationError(text)
 
 
-def failure(title: str, host: str, done: ScriptResult) -> DjinnError:
+def failure(title: str, host: str, result: ScriptResult) -> DjinnError:
     """Return the error for a script that failed on `host`, with the end of the script's error output.
 
     `title`: the step as a gerund, such as "sending wheels".
     """
     from djinn.errors import StartupError, TransportError
 
-    error_tail = f". The remote script wrote:\n{done.error_tail}" if done.error_tail else ""
-    if done.broken:
+    error_tail = f". The remote script wrote:\n{result.error_tail}" if result.error_tail else ""
+    if result.broken:
         return TransportError(f"the connection to {host} broke while {title}: repeat the command{error_tail}")
-    if done.code == _NO_INDEX:
+    if result.code == _NO_INDEX:
         return StartupError(
             f"{title} on {host} failed: pip there reaches no index, or the index lacks a wheel. Download wheels for that machine with "
             f"`pip download -d DIR`, and repeat the command with `--wheels DIR`{error_tail}"
         )
     return StartupError(
-        f"{title} on {host} failed with exit status {done.code}: fix the cause and repeat the command{error_tail}"
+        f"{title} on {host} failed with exit status {result.code}: fix the cause and repeat the command{error_tail}"
     )
 
 

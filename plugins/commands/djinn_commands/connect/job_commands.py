@@ -115,17 +115,17 @@ def _empty(root: Path) -> ProjectFiles:
     return ProjectFiles(root, {})
 
 
-def _print_selection(found: ProjectFiles) -> None:
-    click.echo(f"sends {len(found.files):,} files of {found.root.resolve()}, {_size(found.size)}", err=True)
-    for path, size in found.largest(3):
+def _print_selection(files: ProjectFiles) -> None:
+    click.echo(f"sends {len(files.files):,} files of {files.root.resolve()}, {_size(files.size)}", err=True)
+    for path, size in files.largest(3):
         if size >= 1 << 20:
             click.echo(f"    {_size(size)}  {_listed([path])}", err=True)
-    if found.ignored:
-        click.echo(f"not sent, excluded by .gitignore: {found.ignored:,} files and folders", err=True)
-    if found.secrets:
-        click.echo(f"not sent, names of secrets (--include PATTERN sends them): {_listed(found.secrets)}", err=True)
-    if found.links:
-        click.echo(f"not sent, links to files outside the folder: {_listed(found.links)}", err=True)
+    if files.ignored:
+        click.echo(f"not sent, excluded by .gitignore: {files.ignored:,} files and folders", err=True)
+    if files.secrets:
+        click.echo(f"not sent, names of secrets (--include PATTERN sends them): {_listed(files.secrets)}", err=True)
+    if files.links:
+        click.echo(f"not sent, links to files outside the folder: {_listed(files.links)}", err=True)
 
 
 @click.command(name="jobs")
@@ -161,13 +161,13 @@ def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
         _print_table(job_list)
 
 
-def _print_table(found: list[Job]) -> None:
+def _print_table(jobs: list[Job]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table("job", "state", "status", "begun", "for", "command", box=None, pad_edge=False)
-    for job in found:
+    for job in jobs:
         begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(job.begun))
         code = "" if job.code is None else str(job.code)
         table.add_row(job.id, job.state, code, begun, f"{job.ended - job.begun:,} s", Text(job.command))

@@ -36,13 +36,13 @@ def log_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def named_files(wanted: list[str]) -> list[Path]:
+def named_files(requirements: list[str]) -> list[Path]:
     """Return the project files that requirement lines name: wheels, nested lists (`-r`, `-c`), and files named in these lists.
 
-    `wanted`: requirement lines of the project.
+    `requirements`: requirement lines of the project.
     """
     paths: list[Path] = []
-    lines = [(line, Path("files")) for line in wanted]
+    lines = [(line, Path("files")) for line in requirements]
     for line, beside in lines:
         match = re.match(r"(?:-[rc]|--requirement|--constraint)[ =]*(\S+)", line)
         path = Path(os.path.normpath(beside / match[1])) if match else Path("files", line)

@@ -106,7 +106,7 @@ def choose_record(server: str | None, configured: Sequence[str]) -> Record:
     raise _no_server(names, [record.name for record in records])
 
 
-def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError:
+def _no_server(names: Sequence[str], known_names: Sequence[str]) -> ConfigurationError:
     if not names:
         return configuration_error(
             "jobs need a server that `djinn connect` set up, and there is none: run `djinn connect USER@HOST`"
@@ -115,7 +115,7 @@ def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError
         return configuration_error(
             f"the job command matches several servers: choose one of {', '.join(names)} with --server"
         )
-    there = f"choose one of {', '.join(known)} with --server, or " if known else ""
+    there = f"choose one of {', '.join(known_names)} with --server, or " if known_names else ""
     return configuration_error(
         f"jobs need a server that `djinn connect` set up, and {names[0]!r} is none: {there}run `djinn connect USER@HOST --name NAME` with a new "
         "NAME. On a Ray cluster, use `ray job submit` (docs/servers.md)"
@@ -315,17 +315,23 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
     return result
 
 
-def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:
+def _unpack(archived: tarfile.TarFile, remote_path: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:
     archived.extraction_filter = lambda member, _: member  # `_safe` has checked the member
     for member in archived:
         name = PurePosixPath(member.name)
-        if not name.is_relative_to(wanted) or ".." in name.parts:
+        if not name.is_relative_to(remote_path) or ".." in name.parts:
             from djinn.errors import StartupError
 
-            raise StartupError(f"the remote machine sent {member.name!r} instead of {wanted}: the fetch was stopped")
-        alone = name == wanted and not member.isdir()
-        folder = into / (wanted.parent if alone else wanted)
-        target = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
+            raise StartupError(
+                f"the remote machine sent {member.name!r} instead of {remote_path}: the fetch was stopped"
+            )
+        alone = name == remote_path and not member.isdir()
+        folder = into / (remote_path.parent if alone else remote_path)
+        target = (
+            None
+            if alone and not member.isfile()
+            else _safe(member, remote_path.parent if alone else remote_path, folder)
+        )
         if target is None:
             fetched.left_out.append(member.name)
             continue

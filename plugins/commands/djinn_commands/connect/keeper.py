@@ -66,7 +66,7 @@ def keep(record: Record) -> None:
             reason = "the connection broke"
         else:
             connection.close()
-        _report(record, reason=reason, ended=is_final(reason))
+        _report(record, reason=reason, has_ended=is_final(reason))
         if is_final(reason):
             return
         pause = next_pause(pause, time.monotonic() - begun)
@@ -86,8 +86,8 @@ def _connection_holder(connection: SshConnection) -> Iterator[subprocess.Popen[b
         process.wait()
 
 
-def _report(record: Record, *, is_open: bool = False, reason: str = "", ended: bool = False) -> None:
-    save_tunnel_state(record.name, TunnelState(os.getpid(), record.local, record.remote, is_open, reason, ended))
+def _report(record: Record, *, is_open: bool = False, reason: str = "", has_ended: bool = False) -> None:
+    save_tunnel_state(record.name, TunnelState(os.getpid(), record.local, record.remote, is_open, reason, has_ended))
 
 
 def _exit(*_: object) -> None:

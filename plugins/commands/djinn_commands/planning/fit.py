@@ -378,50 +378,52 @@ class Fit:
 
     # --- as text --------------------------------------------------------------------------------------------------
 
-    def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the lines of text for the user. `found`: the result of `described`."""
+    def lines(self, report: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of text for the user. `report`: the result of `described`."""
         step = self.step
-        more = f" and {step.new_tokens:,} new tokens" if step.kind == "decode" and step.new_tokens > 1 else ""
+        new_tokens_text = (
+            f" and {step.new_tokens:,} new tokens" if step.kind == "decode" and step.new_tokens > 1 else ""
+        )
         tokens = (
-            f", {step.tokens:,} tokens each{more}"
+            f", {step.tokens:,} tokens each{new_tokens_text}"
             if self.model.own_inputs is None and "input_ids" in self._input_names
             else ""
         )
         with_ = f" with {step.optimizer}" if step.kind == "train" else ""
         yield f"{step.kind}{with_} of {step.batch} input{'s' if step.batch > 1 else ''}{tokens}"
         yield ""
-        parts = ", ".join(f"{kind} {binary_size(size)}" for kind, size in found["memory"].items() if size)
-        yield f"memory     {binary_size(found['needed'])} at most: {parts}"
-        if found["cache_bytes"]:
-            yield f"cache      {binary_size(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes per token"
-        for one in found["executors"]:
+        parts = ", ".join(f"{kind} {binary_size(size)}" for kind, size in report["memory"].items() if size)
+        yield f"memory     {binary_size(report['needed'])} at most: {parts}"
+        if report["cache_bytes"]:
+            yield f"cache      {binary_size(report['cache_bytes'])} at the end, {report['cache_bytes_per_token']:,.0f} bytes per token"
+        for executor in report["executors"]:
             free = (
                 "free memory unknown"
-                if one["free"] is None
-                else f"{binary_size(one['free'])} of {binary_size(one['memory'])} free"
+                if executor["free"] is None
+                else f"{binary_size(executor['free'])} of {binary_size(executor['memory'])} free"
             )
-            verdict = "fits" if one["fits"] else f"{binary_size(found['needed'] - one['free'])} short"
-            yield f"executor   {one['server']} {one['device']} {one['name']}: {free}: {verdict}"
-        for device, size in found["together"].items():
+            verdict = "fits" if executor["fits"] else f"{binary_size(report['needed'] - executor['free'])} short"
+            yield f"executor   {executor['server']} {executor['device']} {executor['name']}: {free}: {verdict}"
+        for device, size in report["together"].items():
             yield f"divided    {device}: {binary_size(size)}"
-        assumed = "" if found["measured_device"] else " (from assumed speeds; measure them with `djinn calibrate`)"
-        if found["rate"]:
-            yield f"speed      {found['rate']:,.3g} {found['rate_unit']}/s on the device{assumed}"
+        assumed = "" if report["measured_device"] else " (from assumed speeds; measure them with `djinn calibrate`)"
+        if report["rate"]:
+            yield f"speed      {report['rate']:,.3g} {report['rate_unit']}/s on the device{assumed}"
         yield ""
-        yield "The model fits." if found["fits"] else "The model does not fit. Planned changes:"
-        for one in found["suggestions"]:
-            yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {binary_size(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
+        yield "The model fits." if report["fits"] else "The model does not fit. Planned changes:"
+        for executor in report["suggestions"]:
+            yield f"  {'fits' if executor['fits'] else '    '}  {executor['change']:<42} {binary_size(executor['needed'])}{'; ' if executor['reason'] else ''}{executor['reason']}"
 
 
-def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
+def _largest(needed: Callable[[int], int], current_size: int, free: int) -> tuple[int, int]:
     """Return the bytes that the largest fitting size needs, and that size. If no size fits, return these for size 1.
 
     Args:
         needed: function that returns the bytes that a size needs.
-        now: the present size, which does not fit.
+        current_size: the present size, which does not fit.
         free: free bytes.
     """
-    low, high = (1, needed(1)), (now, needed(now))
+    low, high = (1, needed(1)), (current_size, needed(current_size))
     if low[1] > free:
         return low[1], 1
     for _ in range(_TRIES):

@@ -51,9 +51,9 @@ class Step:
     dtype: str = ""
 
 
-def step_of(step: str, batch: int, tokens: int, **others: Any) -> Step:
+def step_of(step: str, batch: int, tokens: int, **options: Any) -> Step:
     """Return the `Step` that the options of `djinn plan` and `djinn explain` describe."""
-    return Step(cast("Any", step), batch, tokens, **others)
+    return Step(cast("Any", step), batch, tokens, **options)
 
 
 @attrs.frozen
@@ -203,13 +203,15 @@ def _place(error: Exception) -> str:
 _OWN_INPUTS = "Write a function that returns the model and its inputs, as (model, {'name': tensor}), and name it as `module:function`"
 
 
-def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], passes: int) -> dict[str, Captured]:
-    """Return the programs of a step by name. `given` returns the model's inputs and is called inside each capture."""
+def _captured(
+    model: torch.nn.Module, step: Step, make_inputs: Callable[[], Inputs], passes: int
+) -> dict[str, Captured]:
+    """Return the programs of a step by name. `make_inputs` returns the model's inputs and is called inside each capture."""
     if step.kind == "decode":
-        return _decoding(model, step, given)
+        return _decoding(model, step, make_inputs)
     optimizer = _optimizer(step, model) if step.kind == "train" else None
     with djinn.capture() as capture, torch.set_grad_enabled(optimizer is not None):
-        args, kwargs = given()
+        args, kwargs = make_inputs()
         for _ in range(passes):
             if optimizer is not None:
                 optimizer.zero_grad()
@@ -237,14 +239,14 @@ def _loss(output: Any) -> torch.Tensor:
     )
 
 
-def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
+def _decoding(model: torch.nn.Module, step: Step, make_inputs: Callable[[], Inputs]) -> dict[str, Captured]:
     """Return the program `prompt`, which reads the prompt, and `decode`, which decodes the last of the new tokens."""
     takes = inspect.signature(model.forward).parameters
     # As `generate()` calls it: only the last position is requested.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
     with torch.no_grad():
         with djinn.capture() as prompt:
-            args, kwargs = given()
+            args, kwargs = make_inputs()
             tokens = kwargs.get("input_ids")
             if tokens is None or "past_key_values" not in takes:
                 raise ConfigurationError(
@@ -252,7 +254,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
                 )
             output = model(*args, **kwargs, **options)
         with djinn.capture():  # only for its cache and the next token
-            args, kwargs = given()
+            args, kwargs = make_inputs()
             longer = kwargs["input_ids"][:, :1].repeat(1, tokens.shape[1] + step.new_tokens - 1)
             output = model(*args, **kwargs | {"input_ids": longer}, **options)
             cache, token = output.past_key_values, longer[:, :1].clone()
@@ -292,8 +294,8 @@ def _type_label(value: Any) -> str:
     return type(value).__name__
 
 
-def _as_inputs(given: Any) -> Inputs:
-    on_meta = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), given)
+def _as_inputs(value: Any) -> Inputs:
+    on_meta = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), value)
     if isinstance(on_meta, Mapping):
         return (), dict(on_meta)
     return (tuple(on_meta) if isinstance(on_meta, (list, tuple)) else (on_meta,)), {}

@@ -68,7 +68,7 @@ def plan(
     policy: str,
     scheduler: str,
     as_json: bool,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Report whether MODEL fits on the servers now, which changes would make it fit, and its predicted speed.
 
@@ -85,7 +85,7 @@ def plan(
     """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_commands.planning.model import captured_model, step_of
 
-    step: Step = step_of(**asked)
+    step: Step = step_of(**options)
     if file is None:
         from djinn_commands.planning.fit import print_fit
 
@@ -131,7 +131,7 @@ def _planned(
     return attrs.evolve(plan.result, seconds=plan.first.seconds), prediction
 
 
-def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, Any]:
+def _described(result: PipelineResult, forecast: Forecast, step: Step) -> dict[str, Any]:
     return {
         "step": step.kind,
         "batch": step.batch,
@@ -140,36 +140,43 @@ def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, 
         "devices_in_cluster": len(result.topology.devices),
         "policy": result.placement.policy if result.placement else "",
         "scheduler": result.schedule.scheduler if result.schedule else "",
-        **attrs.asdict(told),
-        "inputs_per_second": step.batch / told.interval if told.interval else None,
+        **attrs.asdict(forecast),
+        "inputs_per_second": step.batch / forecast.interval if forecast.interval else None,
         "planning_seconds": dict(result.seconds),
     }
 
 
-def _lines(result: PipelineResult, told: Forecast, step: Step, file: Path) -> list[str]:
-    used_count, there = len(told.devices), len(result.topology.devices)
+def _lines(result: PipelineResult, forecast: Forecast, step: Step, file: Path) -> list[str]:
+    used_count, there = len(forecast.devices), len(result.topology.devices)
     input_count = f"{step.batch} input{'s' if step.batch > 1 else ''}"
     lines = [
         f"{step.kind} of {input_count}, {step.tokens} tokens each, on {used_count} of {there:,} devices of {file}",
         "",
     ]
-    for device in told.devices:
+    for device in forecast.devices:
         memory = (
             f"{device.inputs / _GB:,.1f} GB of inputs, peak {device.peak / _GB:,.1f} of {device.memory / _GB:,.1f} GB"
         )
         lines.append(f"{device.device}: {', '.join(device.modules) or 'no module'}")
         lines.append(f"    {device.nodes:,} ops, {_time(device.busy)}; {memory}; {device.reason}")
-    each, unit = (step.batch / told.interval if told.interval else 0.0), "tokens" if step.kind == "decode" else "inputs"
-    replicas = f"; {told.replicas:,} copies on all devices: {told.replicas * each:,.1f}" if told.replicas > 1 else ""
-    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in told.shares.items() if share >= 0.005)
-    upload = f"; the first run uploads {told.upload_bytes / _GB:,.1f} GB, {told.upload_seconds:,.1f} s more"
+    each, unit = (
+        (step.batch / forecast.interval if forecast.interval else 0.0),
+        "tokens" if step.kind == "decode" else "inputs",
+    )
+    replicas = (
+        f"; {forecast.replicas:,} copies on all devices: {forecast.replicas * each:,.1f}"
+        if forecast.replicas > 1
+        else ""
+    )
+    shares = ", ".join(f"{kind} {share:.0%}" for kind, share in forecast.shares.items() if share >= 0.005)
+    upload = f"; the first run uploads {forecast.upload_bytes / _GB:,.1f} GB, {forecast.upload_seconds:,.1f} s more"
     return [
         *lines,
         "",
-        f"latency     {_time(told.latency)}{upload if told.upload_bytes else ''}",
-        f"throughput  {each:,.1f} {unit}/s ({_time(told.interval / step.batch)} each) if batches follow without a pause{replicas}",
+        f"latency     {_time(forecast.latency)}{upload if forecast.upload_bytes else ''}",
+        f"throughput  {each:,.1f} {unit}/s ({_time(forecast.interval / step.batch)} each) if batches follow without a pause{replicas}",
         "times are predicted from speeds in the file, and from assumed speeds for devices without one",
-        f"limited by  {told.limit}. Time of ops on all devices: {shares}; transfers between devices: {_time(told.transfers)}",
+        f"limited by  {forecast.limit}. Time of ops on all devices: {shares}; transfers between devices: {_time(forecast.transfers)}",
     ]
 
 

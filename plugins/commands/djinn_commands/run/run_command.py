@@ -82,12 +82,12 @@ def _connect(verbose: bool) -> None:
 
 
 @contextmanager
-def _counting(wanted: bool) -> Iterator[None]:
-    """If `wanted` is True, print the counters of `djinn.stats()` at the end of the block, also after an error."""
+def _counting(is_enabled: bool) -> Iterator[None]:
+    """If `is_enabled` is True, print the counters of `djinn.stats()` at the end of the block, also after an error."""
     try:
         yield
     finally:
-        if wanted:
+        if is_enabled:
             from djinn_client.runtime import client
 
             sys.stdout.flush()

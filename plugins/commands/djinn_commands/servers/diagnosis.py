@@ -196,26 +196,26 @@ def _requirement(text: str) -> tuple[str, str]:
     return match[1], match[2] or ""
 
 
-def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
+def check_versions(versions: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a problem for each package that is missing, too old, of another release, or of another project named djinn.
 
-    `found`: versions by name, as `versions` returns.
+    `versions`: versions by name, as `versions` returns.
     """
     required = required_versions()
-    for name, version in found.items():
+    for name, version in versions.items():
         if not version:
             yield Finding(f"{name} is not installed.", _INSTALL)
         elif _numbers(version) < _numbers(required.get(name, "")):
             label = "Python" if name == "python" else name
             yield Finding(f"{label} {version} is too old.", f"Install {label} {required[name]} or newer.")
-        elif name.startswith("djinn-") and version != found["djinn"] and _is_ours(found["djinn"]):
+        elif name.startswith("djinn-") and version != versions["djinn"] and _is_ours(versions["djinn"]):
             yield Finding(
-                f"{name} {version} does not work with djinn {found['djinn']}.",
+                f"{name} {version} does not work with djinn {versions['djinn']}.",
                 "Install both of one release, from one checkout or from one folder of wheels.",
             )
-    if found["djinn"] and not _is_ours(found["djinn"]):
+    if versions["djinn"] and not _is_ours(versions["djinn"]):
         yield Finding(
-            f"The installed `djinn` {found['djinn']} is another project of that name.",
+            f"The installed `djinn` {versions['djinn']} is another project of that name.",
             f"Run `pip uninstall djinn`. {_INSTALL}",
         )
 

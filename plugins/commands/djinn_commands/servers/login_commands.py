@@ -84,15 +84,15 @@ def _token(file: Path | None) -> str:
     return token
 
 
-def _fingerprint(given: str) -> str:
-    """Return `given` in the notation of connection files. If it is empty, return the fingerprint of the settings, or an empty string.
+def _fingerprint(text: str) -> str:
+    """Return `text` in the notation of connection files. If it is empty, return the fingerprint of the settings, or an empty string.
 
     Raises:
-        ConfigurationError: the settings have several fingerprints, or `given` is invalid.
+        ConfigurationError: the settings have several fingerprints, or `text` is invalid.
     """
     from djinn_core.settings import resolve
 
-    fingerprints = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
+    fingerprints = resolve({"tls_fingerprints": text} if text else None).settings.tls_fingerprints
     if len(fingerprints) > 1:
         raise ConfigurationError(
             "the setting `tls_fingerprints` has several fingerprints: choose this server's with --fingerprint"

@@ -17,13 +17,13 @@ from djinn_core.system.printable import size_text
 from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, Status
 
 
-def show_all(console: Console, found: Mapping[str, Status | DjinnError], *, as_json: bool = False) -> None:
-    """Print the report or the error of each server. `found`: reports and errors by the server's URL."""
+def show_all(console: Console, statuses: Mapping[str, Status | DjinnError], *, as_json: bool = False) -> None:
+    """Print the report or the error of each server. `statuses`: reports and errors by the server's URL."""
     if as_json:
-        rows = [status_row(url, reply) for url, reply in found.items()]
+        rows = [status_row(url, reply) for url, reply in statuses.items()]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return
-    for url, reply in found.items():
+    for url, reply in statuses.items():
         _show(console, url, reply)
 
 

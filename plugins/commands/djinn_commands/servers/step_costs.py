@@ -94,18 +94,18 @@ def _small_ops(value: torch.Tensor) -> torch.Tensor:
     return value.sum()
 
 
-def _times(step: Callable[[], object], elsewhere: Callable[[], float]) -> tuple[float, float]:
-    """Measure a step. Return its median seconds minus the growth of `elsewhere`, and its median processor seconds.
+def _times(step: Callable[[], object], excluded_seconds: Callable[[], float]) -> tuple[float, float]:
+    """Measure a step. Return its median seconds minus the growth of `excluded_seconds`, and its median processor seconds.
 
-    `elsewhere`: function that returns a running total of seconds to subtract.
+    `excluded_seconds`: function that returns a running total of seconds to subtract.
     """
     walls, processor = [], []
     for number in range(WARM_STEPS + STEPS):
-        busy, began, processor_start = elsewhere(), time.perf_counter(), time.process_time()
+        busy, began, processor_start = excluded_seconds(), time.perf_counter(), time.process_time()
         step()
         if number >= WARM_STEPS:
             processor.append(time.process_time() - processor_start)
-            walls.append(time.perf_counter() - began - (elsewhere() - busy))
+            walls.append(time.perf_counter() - began - (excluded_seconds() - busy))
     return max(0.0, statistics.median(walls)), statistics.median(processor)
 
 

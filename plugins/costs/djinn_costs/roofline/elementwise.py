@@ -40,10 +40,10 @@ def _unary(function: Callable[..., object], **options: object) -> Make:
     return make
 
 
-def _binary(function: Callable[..., object], *more: object) -> Make:
+def _binary(function: Callable[..., object], *arguments: object) -> Make:
     def make(device: torch.device, elements: int) -> Callable[[], object]:
         x, y = torch.rand(elements, device=device) + 0.5, torch.rand(elements, device=device) + 0.5
-        return lambda: function(x, y, *more)
+        return lambda: function(x, y, *arguments)
 
     return make
 

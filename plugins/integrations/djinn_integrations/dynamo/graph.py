@@ -42,10 +42,10 @@ class RecordedGraph:
         call = self._calls[key]
         return self._run(*inputs) if call is None else call.record(tensors)
 
-    def _record(self, key: object, tensors: list[torch.Tensor], others: Any) -> Any:
-        def run(*given: torch.Tensor) -> Any:
-            inputs: list[Any] = list(given)
-            for place, other in others:
+    def _record(self, key: object, tensors: list[torch.Tensor], other_inputs: Any) -> Any:
+        def run(*tensor_inputs: torch.Tensor) -> Any:
+            inputs: list[Any] = list(tensor_inputs)
+            for place, other in other_inputs:
                 inputs.insert(place, other)
             return self._run(*inputs)
 

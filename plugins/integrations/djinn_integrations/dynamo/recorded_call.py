@@ -27,15 +27,15 @@ CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
 class RecordedCall:
     """A recording of a function call whose instructions can be appended with other inputs."""
 
-    def __init__(self, graph: int, others: Sequence[tuple[int, Any]]) -> None:
+    def __init__(self, graph: int, other_results: Sequence[tuple[int, Any]]) -> None:
         """Create a recorded call.
 
         Args:
             graph: number of the recording in C++.
-            others: positions and values of results that are not tensors.
+            other_results: positions and values of results that are not tensors.
         """
         self._graph = graph
-        self._others = others
+        self._others = other_results
         weakref.finalize(self, ops.drop_graph, graph).atexit = False
 
     def record(self, inputs: Sequence[torch.Tensor]) -> list[Any]:

@@ -180,8 +180,8 @@ class _Encoder(msgspec.Struct):
     tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
     _known: dict[int, str] = msgspec.field(default_factory=dict)
 
-    def encode(self, value: Any, where: str) -> Any:
-        """Return a value as JSON values. `where`: path of the value in the object, such as `state.0.step`.
+    def encode(self, value: Any, path: str) -> Any:
+        """Return a value as JSON values. `path`: path of the value in the object, such as `state.0.step`.
 
         Raises:
             UnsupportedOperation: the value cannot be converted.
@@ -190,30 +190,30 @@ class _Encoder(msgspec.Struct):
         if value is None or kind in _PLAIN:
             return value
         if isinstance(value, torch.Tensor):
-            return self._tensor(value, where)
+            return self._tensor(value, path)
         if kind in {list, tuple, torch.Size}:
-            inner = [self.encode(one, _joined(where, n)) for n, one in enumerate(value)]
+            inner = [self.encode(one, _joined(path, n)) for n, one in enumerate(value)]
             return inner if kind is list else {"tuple": inner}
         if kind in {dict, OrderedDict}:
             if any(key is not None and type(key) not in _PLAIN for key in value):
                 raise UnsupportedOperation(
-                    f"{where or 'the object'!r} has keys that are neither strings nor numbers, which torch.save needs at a server address: convert the keys, or save locally"
+                    f"{path or 'the object'!r} has keys that are neither strings nor numbers, which torch.save needs at a server address: convert the keys, or save locally"
                 )
-            pairs = [[key, self.encode(one, _joined(where, key))] for key, one in value.items()]
+            pairs = [[key, self.encode(one, _joined(path, key))] for key, one in value.items()]
             return {"dict" if kind is dict else "ordered": pairs}
         if isinstance(value, torch.dtype):
             return {"dtype": dtype_name(value)}
         if isinstance(value, torch.device):
             return {"device": str(value)}
         raise UnsupportedOperation(
-            f"{where or 'the object'!r} is of type {kind.__name__}: at a server address, torch.save supports "
+            f"{path or 'the object'!r} is of type {kind.__name__}: at a server address, torch.save supports "
             "tensors, dictionaries, lists, tuples, strings and numbers. Save it locally, or remove it from the object"
         )
 
-    def _tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:
+    def _tensor(self, value: torch.Tensor, path: str) -> dict[str, Any]:
         name = self._known.get(id(value))
         if name is None:
-            name = where or "tensor"
+            name = path or "tensor"
             while name in self.tensors:
                 name += "'"
             self._known[id(value)] = name
@@ -278,5 +278,5 @@ class _Decoder(msgspec.Struct):
         return self._made[name]
 
 
-def _joined(where: str, key: object) -> str:
-    return f"{where}.{key}" if where else str(key)
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -34,8 +34,8 @@ class Adaptive(Judge):
     name = "adaptive"
     tolerates_growth = True
 
-    def __init__(self, least: float = MIN_SAVING) -> None:
-        self._least = least
+    def __init__(self, min_saving: float = MIN_SAVING) -> None:
+        self._least = min_saving
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return no rewrite."""
@@ -72,6 +72,6 @@ class Adaptive(Judge):
         return several < (1 - min_saving) * one_executor and AMORTIZING_RUNS * (one_executor - several) > trial.moving
 
 
-def _is_clearly_faster(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return True if each time in `ours` is less than each time in `other` by `CLEAR_FACTOR`."""
-    return CLEAR_FACTOR * max(ours) < min(other)
+def _is_clearly_faster(times: tuple[float, ...], other_times: tuple[float, ...]) -> bool:
+    """Return True if each time in `times` is less than each time in `other_times` by `CLEAR_FACTOR`."""
+    return CLEAR_FACTOR * max(times) < min(other_times)

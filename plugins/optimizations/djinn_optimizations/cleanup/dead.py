@@ -5,15 +5,15 @@ from __future__ import annotations
 from djinn.planning import Graph, Node, OptimizationPlan, storage_of
 
 
-def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> frozenset[int]:
-    """Return the ids of the nodes in `plan` that can be removed. `kept`: values that outlive the program.
+def dead_nodes(graph: Graph, plan: OptimizationPlan, kept_values: frozenset[int]) -> frozenset[int]:
+    """Return the ids of the nodes in `plan` that can be removed. `kept_values`: values that outlive the program.
 
-    A node is live if it has a side effect or draws random numbers. It is also live if it computes a value in `kept` or a
-    value that a live node uses. It is also live if it writes memory of an input, of a value in `kept`, or of an operand
+    A node is live if it has a side effect or draws random numbers. It is also live if it computes a value in `kept_values` or a
+    value that a live node uses. It is also live if it writes memory of an input, of a value in `kept_values`, or of an operand
     of a later live node.
     """
-    live = set(kept)
-    storages = {storage_of(v) for v in (*kept, *graph.inputs)}
+    live = set(kept_values)
+    storages = {storage_of(v) for v in (*kept_values, *graph.inputs)}
     dead: set[int] = set()
     for node_id in reversed(plan.nodes):
         node = graph.nodes[node_id]

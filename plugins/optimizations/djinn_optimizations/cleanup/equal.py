@@ -32,12 +32,12 @@ class MergedNodes:
     equal_slots: list[tuple[int, int]] = attrs.field(factory=list)
 
 
-def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedNodes:
+def merge(graph: Graph, plan: OptimizationPlan, kept_values: frozenset[int]) -> MergedNodes:
     """Return the nodes in `plan` that repeat the computation of an earlier node.
 
-    `kept`: values that outlive the program.
+    `kept_values`: values that outlive the program.
     """
-    search = _Search(graph, plan, kept)
+    search = _Search(graph, plan, kept_values)
     for node_id in plan.nodes:
         search.visit(graph.nodes[node_id])
     return search.merged
@@ -46,10 +46,10 @@ def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedN
 class _Search:
     """Search for repeated computations in one pass over the program. Results accumulate in `merged`."""
 
-    def __init__(self, graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> None:
-        self.graph, self.kept = graph, kept
+    def __init__(self, graph: Graph, plan: OptimizationPlan, kept_values: frozenset[int]) -> None:
+        self.graph, self.kept = graph, kept_values
         self.replace = dict(plan.replace)
-        self.kept_storages = {storage_of(v) for v in kept}
+        self.kept_storages = {storage_of(v) for v in kept_values}
         running = [graph.nodes[i] for i in plan.nodes]
         self.written_values = {v for node in running for v in node.writes}
         self.written_storages = {storage_of(v) for v in self.written_values}

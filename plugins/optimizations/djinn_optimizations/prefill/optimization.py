@@ -101,13 +101,13 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
             raise NotDivisible("several results that outlive the program share memory")
 
 
-def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
-    """Return the divided nodes, the nodes in `cut`, and the nodes between them that they depend on.
+def _with_dependencies(rows: Rows, boundary: frozenset[int]) -> list[Node]:
+    """Return the divided nodes, the nodes in `boundary`, and the nodes between them that they depend on.
 
     The inputs of a substitution must exist before its first node.
     """
     graph, first = rows.graph, rows.nodes[0]
-    required = {*rows.nodes, *cut}
+    required = {*rows.nodes, *boundary}
     for node in reversed(graph.nodes[first:]):
         if node.id in required:
             producers = [graph.producer(value) for value in node.inputs]

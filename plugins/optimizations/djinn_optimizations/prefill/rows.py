@@ -63,12 +63,12 @@ class Rows:
         self.splits[node.id] = split
         self.dims.update(zip(node.outputs, split.dims, strict=True))
 
-    def _attend(self, node: Node, given: Mapping[str, object]) -> None:
+    def _attend(self, node: Node, arguments: Mapping[str, object]) -> None:
         query, key, value = node.inputs[:3]
         dims_from_end = {self.dims.get(v, -1) - len(self.graph.meta(v).shape) for v in (query, key, value)}
         if dims_from_end != {-2}:
             raise NotDivisible(f"attention{module_note(node)} reads rows of an earlier program")
-        if given.get("attn_mask") is not None or not given.get("is_causal") or given.get("dropout_p"):
+        if arguments.get("attn_mask") is not None or not arguments.get("is_causal") or arguments.get("dropout_p"):
             raise NotDivisible(
                 f"attention{module_note(node)} has a mask or dropout; only causal attention can be split"
             )
@@ -105,18 +105,18 @@ def rows_of(context: OptimizationContext) -> Rows:
     return rows
 
 
-def _check(context: OptimizationContext, found: Rows) -> None:
+def _check(context: OptimizationContext, rows: Rows) -> None:
     """Raise `NotDivisible` if the rows cannot be divided.
 
     No node may write into values of the divided part, and no divided node may have an effect or be changed by another
     optimization.
     """
-    graph = found.graph
-    divided_storages = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
-    for node in graph.nodes[found.nodes[0] :]:
+    graph = rows.graph
+    divided_storages = {storage_of(v) for n in rows.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
+    for node in graph.nodes[rows.nodes[0] :]:
         if any(storage_of(v) in divided_storages for v in node.writes):
             raise NotDivisible(f"{node.op}{module_note(node)} writes into values that would be split")
-    for node in [graph.nodes[n] for n in found.nodes]:
+    for node in [graph.nodes[n] for n in rows.nodes]:
         if _has_effects(node):
             raise NotDivisible(f"{node.op}{module_note(node)} writes or draws random numbers")
         if any(v in context.plan.replace for v in (*node.inputs, *node.outputs)):

@@ -41,11 +41,11 @@ class ReplicaChoice:
     nbytes: int = 0
 
 
-def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
-    """Return candidate sets of replicas, chosen from the cones `found`. The first set is empty."""
+def choices(context: OptimizationContext, placement: Placement, cones: Sequence[Cone]) -> list[ReplicaChoice]:
+    """Return candidate sets of replicas, chosen from `cones`. The first set is empty."""
     candidates, seen_keys = [_simulate(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in COMPUTE_WEIGHTS:
-        runs = [(cone, nodes) for cone in found if (nodes := min_cut_nodes(cone, weight))]
+        runs = [(cone, nodes) for cone in cones if (nodes := min_cut_nodes(cone, weight))]
         key = frozenset((n, cone.device) for cone, nodes in runs for n in nodes)
         if not key or key in seen_keys:
             continue

@@ -111,8 +111,8 @@ class _Decisions:
 class _Search:
     """Search backwards from the values that a device receives for nodes that it could run itself."""
 
-    def __init__(self, fixed: _Decisions, device: str, wanted: tuple[int, ...]) -> None:
-        self.fixed, self.device, self.wanted = fixed, device, wanted
+    def __init__(self, fixed: _Decisions, device: str, results: tuple[int, ...]) -> None:
+        self.fixed, self.device, self.wanted = fixed, device, results
         self.row = fixed.context.costs.by_device[device]
         self.sending: dict[int, float] = {}
         self.needs: dict[int, tuple[int, ...]] = {}

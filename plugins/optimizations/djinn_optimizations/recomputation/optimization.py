@@ -18,16 +18,16 @@ _MARK = "djinn::mark"  # an event that the program records: the ops before it ar
 Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
-def fastest_choice(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
+def fastest_choice(replica_choices: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
     """Return the choice with the shortest time, or the first choice, without replicas, if the time saved is too small.
 
     `streaming`: True to compare the intervals between runs of a pipeline instead of the times of one run.
     """
-    times = [choice.interval if streaming else choice.seconds for choice in found]
-    fastest = min(range(len(found)), key=lambda i: (times[i], found[i].computing))
+    times = [choice.interval if streaming else choice.seconds for choice in replica_choices]
+    fastest = min(range(len(replica_choices)), key=lambda i: (times[i], replica_choices[i].computing))
     seconds_saved = times[0] - times[fastest]
-    min_saving = max((1 - MAX_TIME_RATIO) * times[0], MIN_GAIN_RATIO * found[fastest].computing)
-    return found[fastest] if seconds_saved > min_saving else found[0]
+    min_saving = max((1 - MAX_TIME_RATIO) * times[0], MIN_GAIN_RATIO * replica_choices[fastest].computing)
+    return replica_choices[fastest] if seconds_saved > min_saving else replica_choices[0]
 
 
 class Recomputation(Optimization):

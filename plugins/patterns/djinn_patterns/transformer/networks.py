@@ -187,11 +187,11 @@ def computes_attention(graph: Graph, node: Node) -> bool:
     return node.operation in FUSED_ATTENTION
 
 
-def _merge_chained(found: list[Network]) -> list[Network]:
+def _merge_chained(networks: list[Network]) -> list[Network]:
     """Merge each network with the only network that it feeds. If a network feeds several, leave out the fed networks."""
-    going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
+    going_on = Counter(n.first[0].node.id for n in networks if len(n.first) == 1)
     joined: dict[int, Network] = {}  # by the id of the last op
-    for network in found:
+    for network in networks:
         start = network.first[0].node.id
         if len(network.first) > 1 or start not in joined:
             joined[network.last.node.id] = network

@@ -6,20 +6,20 @@ from djinn.planning import anything, matcher, op
 from djinn_core.planning.matching.match_result import Match
 
 
-def _shape(found: Match) -> tuple[int, ...]:
-    return found.meta("table").shape
+def _shape(match: Match) -> tuple[int, ...]:
+    return match.meta("table").shape
 
 
 EMBEDDING = matcher(
     "embedding",
     op("embedding")(anything("table"))["look_up"],
     confidence=1.0,
-    reason=lambda found: (
-        f"node {found['look_up'].id} ({found['look_up'].op}) takes rows of a table of {_shape(found)[0]} rows, "
-        f"{_shape(found)[1]} numbers each"
+    reason=lambda match: (
+        f"node {match['look_up'].id} ({match['look_up'].op}) takes rows of a table of {_shape(match)[0]} rows, "
+        f"{_shape(match)[1]} numbers each"
     ),
-    check=lambda found: len(_shape(found)) == 2,
-    hints=lambda found: {"tables": found["look_up"].inputs[:1]},
-    details=lambda found: {"rows": _shape(found)[0], "width": _shape(found)[1]},
+    check=lambda match: len(_shape(match)) == 2,
+    hints=lambda match: {"tables": match["look_up"].inputs[:1]},
+    details=lambda match: {"rows": _shape(match)[0], "width": _shape(match)[1]},
     tolerates_growth=True,
 )

@@ -178,9 +178,11 @@ class _Builder:
         self._origin = recording.begun
         self._lines: dict[int, str] = {}
 
-    def _add(self, kind: str, name: str, process: str, lane: str, begun: float, ended: float, **facts: Any) -> None:
-        seconds = max(0.0, ended - begun)
-        self.events.append(TimelineEvent(kind, name, process, lane, begun - self._origin, seconds, **facts))
+    def _add(
+        self, kind: str, name: str, process: str, lane: str, start_time: float, end_time: float, **facts: Any
+    ) -> None:
+        seconds = max(0.0, end_time - start_time)
+        self.events.append(TimelineEvent(kind, name, process, lane, start_time - self._origin, seconds, **facts))
 
     # --- the client ------------------------------------------------------------------------------------------------
 

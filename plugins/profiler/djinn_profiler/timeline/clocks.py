@@ -53,15 +53,15 @@ class ClientClock:
         factory=list
     )  # windows with close bounds; empty until they are computed
 
-    def sample(self, sent: float, taken: float, done: float, received: float) -> None:
-        """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's clock."""
-        low, high = sent - taken, received - done
+    def sample(self, request_sent: float, request_received: float, reply_sent: float, reply_received: float) -> None:
+        """Add a round trip: `request_sent` and `reply_received` by the client's clock, `request_received` and `reply_sent` by the executor's clock."""
+        low, high = request_sent - request_received, reply_received - reply_sent
         self._close_windows = []
         last = self._windows[-1] if self._windows else None
-        if last is None or sent - last.first > WINDOW:
-            self._windows.append(_Bounds(sent, sent, low, high))
+        if last is None or request_sent - last.first > WINDOW:
+            self._windows.append(_Bounds(request_sent, request_sent, low, high))
             return
-        last.last, last.low, last.high = sent, max(last.low, low), min(last.high, high)
+        last.last, last.low, last.high = request_sent, max(last.low, low), min(last.high, high)
 
     @property
     def has_samples(self) -> bool:

@@ -52,9 +52,9 @@ class UserLines:
 
 def span_of(activity: Activity, lines: UserLines) -> Span:
     """Return the span of a thread's raw record."""
-    kind, name, begun, ended, place, executor, number = activity
+    kind, name, start_time, end_time, place, executor, number = activity
     line, cause = lines.find(place) if place is not None else (UserLine(), "")
-    return Span(kind, name or cause, begun, ended, line, cause, executor, number)
+    return Span(kind, name or cause, start_time, end_time, line, cause, executor, number)
 
 
 def set_lines(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
@@ -103,12 +103,12 @@ class _OpTimes(Tap):
             record = self._local.record = self._record_of_thread()
         return record
 
-    def op(self, func: Any, begun: float, ended: float) -> None:
+    def op(self, func: Any, start_time: float, end_time: float) -> None:
         """Record an op, as `Tap.op`."""
         record = self._current_record()
-        record.calls.extend((begun, ended, func))
+        record.calls.extend((start_time, end_time, func))
         if record.scopes and record.scopes[-1]:
-            self._at_node(record, begun)
+            self._at_node(record, start_time)
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
         """Record entry to or exit from a module, as `Tap.module`."""
@@ -273,9 +273,9 @@ class Recording(Tap, Observer):
         def ends(entered: Any, *error: Any) -> Any:
             record = self.current_record()
             while record.open_ranges:
-                name, begun, first = record.open_ranges.pop()
+                name, start_time, first = record.open_ranges.pop()
                 if len(record.ranges) < SPANS_LIMIT:
-                    record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
+                    record.ranges.append(Range(name, start_time, time.perf_counter(), first, record.recorded))
                 if name == entered.name:
                     break
             return leave(entered, *error)
@@ -283,8 +283,8 @@ class Recording(Tap, Observer):
         return ends
 
     def _end_ranges(self, record: ThreadRecord) -> None:
-        for name, begun, first in record.open_ranges:
-            record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
+        for name, start_time, first in record.open_ranges:
+            record.ranges.append(Range(name, start_time, time.perf_counter(), first, record.recorded))
         record.open_ranges.clear()
 
     # --- `Tap` ---------------------------------------------------------------------------------------------------
@@ -303,18 +303,18 @@ class Recording(Tap, Observer):
             self.ops_end = time.perf_counter()
             self._stop_ops()
 
-    def submitted(self, begun: float, instructions: int) -> None:
+    def submitted(self, start_time: float, instructions: int) -> None:
         """Record a submission of the oldest instructions that were handed over, as `Tap.submitted`."""
         record, place = self.current_record(), self._take(instructions)
         for submission in record.sending_submissions:
-            if place is not None and submission.begun >= begun:
+            if place is not None and submission.begun >= start_time:
                 submission.thread, submission.first = place
         record.sending_submissions.clear()
-        self._add(record, ("plan", "submit", begun, time.perf_counter(), None, 0, 0))
+        self._add(record, ("plan", "submit", start_time, time.perf_counter(), None, 0, 0))
 
-    def uploaded(self, begun: float) -> None:
+    def uploaded(self, start_time: float) -> None:
         """Record an upload, as `Tap.uploaded`."""
-        self._add(self.current_record(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
+        self._add(self.current_record(), ("upload", "upload", start_time, time.perf_counter(), None, 0, 0))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
         """Return the thread that recorded the next `instructions`, and the number of the first. Return None without any."""
@@ -332,14 +332,14 @@ class Recording(Tap, Observer):
             self.lost += 1
 
     def sent(
-        self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
+        self, executor: int, number: int, pending: PendingSubmission, start_time: float, sending: float, nbytes: int
     ) -> None:
         """Record a sent frame, as `Tap.sent`."""
         now, record_of_sender = time.perf_counter(), self.current_record()
         number += self._earlier
         self._last = max(self._last, number)
         sites, prepared = pending.program.sites, pending.prepared
-        self._add(record_of_sender, ("send", "send", begun, now, None, executor, number))
+        self._add(record_of_sender, ("send", "send", start_time, now, None, executor, number))
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
             self.lost += 1
             return
@@ -347,7 +347,19 @@ class Recording(Tap, Observer):
         site = sites[-1] if sites else self._places.find(sys._getframe(1), Cause.OTHER)[:2]  # noqa: SLF001 - the public ways build a list of all frames
         count = len(prepared.nodes) if prepared is not None else 0
         program = pending.program if self.ops and count else None
-        where = executor, number, record_of_sender, -1, begun, sending, now, nbytes, site, pending.is_awaited, count
+        where = (
+            executor,
+            number,
+            record_of_sender,
+            -1,
+            start_time,
+            sending,
+            now,
+            nbytes,
+            site,
+            pending.is_awaited,
+            count,
+        )
         record = SubmissionRecord(*where, prepared, program)
         self.submissions.append(record)
         record_of_sender.sending_submissions.append(record)
@@ -361,13 +373,13 @@ class Recording(Tap, Observer):
         record.received, record.fetched = time.perf_counter(), nbytes
         record.timing, record.times, record.failures = completed.timing, completed.times, len(completed.failures)
 
-    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
+    def waited(self, cause: Cause, start_time: float, executor: int, number: int) -> None:
         """Record a wait, as `Tap.waited`."""
         if self._asking:
             return
         now, record = time.perf_counter(), self.current_record()
         place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
-        self._add(record, ("wait", "", begun, now, place, executor, number and number + self._earlier))
+        self._add(record, ("wait", "", start_time, now, place, executor, number and number + self._earlier))
 
     # --- `Observer` ------------------------------------------------------------------------------------------------
 
@@ -375,7 +387,7 @@ class Recording(Tap, Observer):
         """Record connections with their threads, as `Observer.observe`."""
         if self._asking:
             return
-        begun = time.perf_counter() - event.fields["seconds"]
+        start_time = time.perf_counter() - event.fields["seconds"]
         self._earlier = self._last
         self._pending.clear()
         self._asking = True  # requests from here on are not round trips of the program
@@ -384,7 +396,7 @@ class Recording(Tap, Observer):
         finally:
             self._asking = False
         name = f"connect to {event.fields['server']}"
-        self._add(self.current_record(), ("connect", name, begun, time.perf_counter(), None, 0, 0))
+        self._add(self.current_record(), ("connect", name, start_time, time.perf_counter(), None, 0, 0))
 
 
 def _nothing() -> None:

@@ -155,19 +155,21 @@ def parts_of_wait(
     return parts or [(READ, wait.begun, wait.ended)]
 
 
-def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
+def _split(
+    start_time: float, end_time: float, incoming: Sequence[tuple[float, float]]
+) -> list[tuple[str, float, float]]:
     """Return an interval of earlier work on the executor, split into computing and transfers from other executors."""
     parts: list[tuple[str, float, float]] = []
     position = bisect_right(
-        incoming, begun, key=lambda interval: interval[1]
+        incoming, start_time, key=lambda interval: interval[1]
     )  # binary search, because a pool may have as many transfers as ops
-    for first, last in incoming[position : bisect_left(incoming, ended, position, key=lambda interval: interval[0])]:
-        start, stop = max(first, begun), min(last, ended)
+    for first, last in incoming[position : bisect_left(incoming, end_time, position, key=lambda interval: interval[0])]:
+        start, stop = max(first, start_time), min(last, end_time)
         if stop > start:
-            parts += [(EARLIER, begun, start)] if start > begun else []
+            parts += [(EARLIER, start_time, start)] if start > start_time else []
             parts.append((TRANSFER, start, stop))
-            begun = stop
-    return [*parts, (EARLIER, begun, ended)] if ended > begun else parts
+            start_time = stop
+    return [*parts, (EARLIER, start_time, end_time)] if end_time > start_time else parts
 
 
 def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[int, str]) -> Iterator[OpRun]:

@@ -52,16 +52,18 @@ class ModuleSpan:
     ops: int
 
 
-def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
-    """Return the calls of modules, outer calls first. Calls that have not returned end at `ended`."""
+def module_spans(record: ThreadRecord, end_time: float) -> list[ModuleSpan]:
+    """Return the calls of modules, outer calls first. Calls that have not returned end at `end_time`."""
     spans: list[ModuleSpan | None] = []
     open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, index in `found`, start, names
     begins = [record.calls[3 * op] for op in _outermost(record)]
 
     def close(depth: int, moment: float) -> None:
         while len(open_) > depth:
-            _, place, begun, names = open_.pop()
-            spans[place] = ModuleSpan(names, begun, moment, bisect_left(begins, moment) - bisect_left(begins, begun))
+            _, place, start_time, names = open_.pop()
+            spans[place] = ModuleSpan(
+                names, start_time, moment, bisect_left(begins, moment) - bisect_left(begins, start_time)
+            )
 
     for moment, keys, names in record.changes:
         common = 0
@@ -71,7 +73,7 @@ def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
         for depth in range(common, len(keys)):
             open_.append((keys[depth], len(spans), moment, names[: depth + 1]))
             spans.append(None)
-    close(0, ended)
+    close(0, end_time)
     return [name for name in spans if name is not None]
 
 
@@ -86,16 +88,16 @@ def _outermost(record: ThreadRecord) -> list[int]:
     return outermost
 
 
-def divide(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, ended: float) -> list[Part]:
-    """Return the thread's time from `begun` to `ended`, in parts without gaps."""
+def divide(record: ThreadRecord, modules: Sequence[ModuleSpan], start_time: float, end_time: float) -> list[Part]:
+    """Return the thread's time from `start_time` to `end_time`, in parts without gaps."""
     inside = sorted(_intervals(record, modules), key=lambda one: (one[0], -one[1], one[2] is not None))
     parts: list[Part] = []
-    open_: list[tuple[float, tuple[str, ...], str, str, Span | None]] = [(ended, (), PYTHON, PYTHON, None)]
-    now = begun
+    open_: list[tuple[float, tuple[str, ...], str, str, Span | None]] = [(end_time, (), PYTHON, PYTHON, None)]
+    now = start_time
 
     def until(moment: float) -> None:
         nonlocal now
-        moment = min(moment, ended)
+        moment = min(moment, end_time)
         if moment > now:
             _, names, kind, name, span = open_[-1]
             parts.append(Part(kind, name, now, moment, names, span))
@@ -126,7 +128,7 @@ def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[
     for module in modules:
         yield module.begun, module.ended, None, module.modules
     for op in _outermost(record):
-        begun, ended, name = record.calls[3 * op : 3 * op + 3]
-        yield begun, ended, (CAPTURE, str(name), None), ()
+        start_time, end_time, name = record.calls[3 * op : 3 * op + 3]
+        yield start_time, end_time, (CAPTURE, str(name), None), ()
     for span in record.spans:
         yield span.begun, span.ended, (span.kind, span.name, span), ()

@@ -55,7 +55,7 @@ class WaitReport(Tap):
             tuple[int, int, str], tuple[UserPlace, int, float]
         ] = {}  # keyed by identity of a code object
 
-    def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
+    def waited(self, cause: Cause, start_time: float, executor: int, number: int) -> None:  # noqa: ARG002
         """Record a wait of the current thread with its stack, as `Tap.waited`."""
         ended = time.perf_counter()
         place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
@@ -63,7 +63,7 @@ class WaitReport(Tap):
         with self._lock:
             _, times, seconds = self._waits_by_place.get(key, (place, 0, 0.0))
             if times or len(self._waits_by_place) < _LINES:
-                self._waits_by_place[key] = place, times + 1, seconds + ended - begun
+                self._waits_by_place[key] = place, times + 1, seconds + ended - start_time
 
     @property
     def waits(self) -> tuple[Wait, ...]:

@@ -371,7 +371,7 @@ def _is_row_product(product: Product, rows: Any, weight: Any) -> bool:
     return is_plain(rows) and has_matrix_rows and rows.shape[-1] == inner and rows.dtype is weight.dtype
 
 
-def _has_same_weight(product: Product, first: Environment, other: Environment) -> bool:
+def _has_same_weight(product: Product, first: Environment, second: Environment) -> bool:
     """Return True if the weight and the bias in two environments have the same memory and layout."""
     places = (product.weight,) if product.bias is None else (product.weight, product.bias)
-    return first is other or all(is_same(first[place], other[place]) for place in places)
+    return first is second or all(is_same(first[place], second[place]) for place in places)

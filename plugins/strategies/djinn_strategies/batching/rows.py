@@ -71,13 +71,13 @@ class RowSteps:
     unwritten: frozenset[int]
 
 
-def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
+def find_rows(template: CompiledTemplate, written_inputs: Sequence[int]) -> RowSteps:
     """Return the instructions of a template that may be row-wise.
 
-    `written`: positions of inputs whose memory the template may write.
+    `written_inputs`: positions of inputs whose memory the template may write.
     """
     roots = _roots(template)
-    unwritten = _find_unwritten(template, roots, written)
+    unwritten = _find_unwritten(template, roots, written_inputs)
     rows: list[RowStep] = []
     slot = len(template.constants)
     for index, code in enumerate(template.source.code if not template.moves else ()):
@@ -117,12 +117,12 @@ def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
 
 
 def _find_unwritten(
-    template: CompiledTemplate, roots: Mapping[int, frozenset[int]], written: Sequence[int]
+    template: CompiledTemplate, roots: Mapping[int, frozenset[int]], written_inputs: Sequence[int]
 ) -> frozenset[int]:
     first, written_places = len(template.constants) + template.slots, set[int]()
     for step in template.steps:
         written_places.update(*(roots[place] for place in (step.reads if _is_custom(step) else step.writes)))
-    if written:  # inputs may share memory
+    if written_inputs:  # inputs may share memory
         written_places.update(range(first, first + template.inputs))
     return frozenset(place for place, shared_places in roots.items() if written_places.isdisjoint(shared_places))
 

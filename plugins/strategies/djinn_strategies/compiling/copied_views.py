@@ -51,8 +51,8 @@ class CopiedViews:
         copy = tensor.index_select(dim, positions)
         shape, stride = copy.shape, copy.stride()
 
-        def store(written: torch.Tensor) -> None:
-            tensor.index_copy_(dim, positions, written.as_strided(shape, stride, 0))
+        def store(update: torch.Tensor) -> None:
+            tensor.index_copy_(dim, positions, update.as_strided(shape, stride, 0))
 
         self._views.append(_CopiedView(_storage(copy), _storage(tensor), store))
         return copy

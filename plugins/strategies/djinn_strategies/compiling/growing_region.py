@@ -289,8 +289,8 @@ class GrowingRegion(RecordedRegion):
         return recording if recording.accepts(tensors, self._n, self._released_inputs(tensors)) else None
 
     @staticmethod
-    def _check_memory(results: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
-        addresses = Counter(address_of(tensor) for tensor in (*results, *others) if tensor.nbytes)
+    def _check_memory(results: Sequence[torch.Tensor], other_tensors: Sequence[torch.Tensor]) -> None:
+        addresses = Counter(address_of(tensor) for tensor in (*results, *other_tensors) if tensor.nbytes)
         if any(addresses[address_of(tensor)] > 1 for tensor in results):
             raise UnpaddableError("a result shares memory with another result or with an input")
 

@@ -143,14 +143,14 @@ def _packed(value: Any, numbers: dict[fx.Node, int]) -> Any:
     raise UnsupportedOperation(f"an argument is a {type(value).__name__}, which cannot be sent to a compile process")
 
 
-def _unpacked(value: Any, made: list[Any]) -> Any:
+def _unpacked(value: Any, nodes: list[Any]) -> Any:
     if isinstance(value, list):
-        return [_unpacked(item, made) for item in value]
+        return [_unpacked(item, nodes) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "node":
-        return made[content]
+        return nodes[content]
     if kind == "device":
         return torch.device(content)
     if kind == "complex":

@@ -260,8 +260,8 @@ def _padded(value: Any) -> Padded:
     return value
 
 
-def _axis(value: Any, dim: int, more: int = 0) -> int:
-    return dim % (int(_unpadded(value).dim()) + more)
+def _axis(value: Any, dim: int, new_dims: int = 0) -> int:
+    return dim % (int(_unpadded(value).dim()) + new_dims)
 
 
 def _pointwise(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -106,9 +106,11 @@ def _read_tensors(file: WeightFile, archive: _Archive) -> dict[str, PickledTenso
     return pickled_tensors(_read_all(file, archive.record("data.pkl"), PICKLE_LIMIT))
 
 
-def _read_all(file: WeightFile, record: zipfile.ZipInfo, most: int) -> bytes:
-    if record.file_size > most:
-        raise ValueError(f"the record {record.filename[:200]!r} has {record.file_size:,} bytes; the limit is {most:,}")
+def _read_all(file: WeightFile, record: zipfile.ZipInfo, max_bytes: int) -> bytes:
+    if record.file_size > max_bytes:
+        raise ValueError(
+            f"the record {record.filename[:200]!r} has {record.file_size:,} bytes; the limit is {max_bytes:,}"
+        )
     start, size = _record_range(file, record)
     data = read_bytes(file, start, size)
     if zlib.crc32(data) != record.CRC:

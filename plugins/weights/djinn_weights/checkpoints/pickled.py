@@ -326,21 +326,21 @@ def _dictionary(items: Any = ()) -> dict[str, Any]:
     return {_name_part(key): value for key, value in items}
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> PickledTensor:
+def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_extra: Any) -> PickledTensor:
     """Interpret `_rebuild_tensor` and `_rebuild_tensor_v2`.
 
-    `rest`: `requires_grad` and hooks, which are ignored, and the view bits.
+    `_extra`: `requires_grad` and hooks, which are ignored, and the view bits.
     """
     checked_storage = _checked_type(storage, PickledStorage)
-    return _strided_tensor(checked_storage, checked_storage.dtype, offset, shape, strides, *rest)
+    return _strided_tensor(checked_storage, checked_storage.dtype, offset, shape, strides, *_extra)
 
 
 def _tensor_of_dtype(
-    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *rest: Any
+    storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *_extra: Any
 ) -> PickledTensor:
     """Interpret `_rebuild_tensor_v3`."""
     return _strided_tensor(
-        _checked_type(storage, PickledStorage), _dtype(dtype), offset, shape, strides, None, None, *rest
+        _checked_type(storage, PickledStorage), _dtype(dtype), offset, shape, strides, None, None, *_extra
     )
 
 

@@ -32,7 +32,7 @@ _TIMEOUT_SECONDS: Final = 20.0  # timeout in seconds for a response about a mode
 RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
-def ignore_progress(done: int, expected: int) -> None:
+def ignore_progress(bytes_done: int, bytes_expected: int) -> None:
     """Ignore the progress of a download. No client asks for progress of an index."""
 
 

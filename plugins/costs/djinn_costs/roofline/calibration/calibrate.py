@@ -152,10 +152,10 @@ class Bench:
         return fitted
 
 
-def _median_seconds(times: Sequence[float], rest: float) -> float:
-    """Return the median of `times` minus `rest`, an empty submission's seconds; at least a quarter of the median."""
+def _median_seconds(times: Sequence[float], empty_seconds: float) -> float:
+    """Return the median of `times` minus `empty_seconds`, an empty submission's seconds; at least a quarter of the median."""
     median = statistics.median(times)
-    return max(median - rest, median / 4)
+    return max(median - empty_seconds, median / 4)
 
 
 def calibrated_models(models: Sequence[CostModel]) -> list[CostModel]:
