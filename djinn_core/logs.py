@@ -272,7 +272,7 @@ class RecentLines(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._kept: deque[str] = deque(maxlen=RECENT_LINES)
+        self._recent_lines: deque[str] = deque(maxlen=RECENT_LINES)
 
     def install(self) -> None:
         """Start to collect lines."""
@@ -283,11 +283,11 @@ class RecentLines(logging.Handler):
         event = {"event": record.getMessage(), **getattr(record, "djinn", {})}
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = _without_secrets(one_line(f"{clock} {record.levelname.lower()} {_line(event)}"))
-        self._kept.append(line[:RECENT_CHARACTERS])
+        self._recent_lines.append(line[:RECENT_CHARACTERS])
 
     def lines(self) -> tuple[str, ...]:
         """Return the lines, the newest last."""
-        return tuple(self._kept.copy())
+        return tuple(self._recent_lines.copy())
 
 
 recent: Final = RecentLines()
@@ -328,14 +328,14 @@ class _LateFormatter(logging.Formatter):
 
     def __init__(self, style: str, colours: bool) -> None:
         super().__init__()
-        self._wanted = style, colours
-        self._made: logging.Formatter | None = None
+        self._format_options = style, colours
+        self._formatter_cache: logging.Formatter | None = None
 
     def format(self, record: logging.LogRecord) -> str:
         """The text of a message."""
-        if self._made is None:
-            self._made = _formatter(*self._wanted)
-        return self._made.format(record)
+        if self._formatter_cache is None:
+            self._formatter_cache = _formatter(*self._format_options)
+        return self._formatter_cache.format(record)
 
 
 def _formatter_of(stream: TextIO, environ: Mapping[str, str], shown_level: int | None) -> logging.Formatter:

@@ -203,7 +203,7 @@ def _number(value: object) -> float:
     return _checked(float, lambda n: n == n, "must be a number", value)  # noqa: PLR0124 - NaN alone differs from itself
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     return _checked(int, lambda _: True, "must be a whole number", value)
 
 
@@ -413,7 +413,7 @@ class Settings:
 CONVERTERS: Mapping[object, Callable[[object], Any]] = {
     bool: _flag,
     float: _number,
-    int: _whole,
+    int: _integer,
     str: _text,
     Path: _path,
     tuple[str, ...]: _names,

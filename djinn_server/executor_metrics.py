@@ -30,10 +30,12 @@ def collect_metrics(
     """
     device = context.device
     sessions = context.usage.report(holdings)
-    values = _queue(context) | _appended() | _recovery(leases) | _read(context.weights) | device.arbiter.figures()
+    values = (
+        _queue(context) | _appended() | _recovery(leases) | _reader_values(context.weights) | device.arbiter.figures()
+    )
     labelled = dict(sessions.labelled)
     if store is not None:
-        values |= _stored(store)
+        values |= _store_values(store)
     if device.ledger is not None:
         values |= _memory(device.ledger)
         entered = zip(PRESSURE, device.ledger.pressure.entry_counts, strict=True)
@@ -60,7 +62,7 @@ def _recovery(leases: Leases) -> Values:
     return dict(zip(("journals", "journal_bytes"), leases.journaled(), strict=True))
 
 
-def _read(weights: WeightReader) -> Values:
+def _reader_values(weights: WeightReader) -> Values:
     shared_weights = weights.shared
     return {
         "weight_reads": weights.reads,
@@ -71,7 +73,7 @@ def _read(weights: WeightReader) -> Values:
     }
 
 
-def _stored(store: WeightStore) -> Values:
+def _store_values(store: WeightStore) -> Values:
     counts, contents = attrs.asdict(store.counts), zip(("weights", "bytes"), store.contents(), strict=True)
     return {f"store_{name}": value for name, value in {**counts, **dict(contents), "limit_bytes": store.limit}.items()}
 

@@ -99,21 +99,22 @@ class ModelTimes:
     def include(self, other: ModelTimes) -> None:
         """Add the durations of `other`, which are of another model or session."""
         self.requests += other.requests
-        for own_durations, other_durations in zip(self._all(), other._all(), strict=True):
+        for own_durations, other_durations in zip(self._durations(), other._durations(), strict=True):
             own_durations.include(other_durations)
 
     def figures(self, model: str) -> ServingFigures:
         """Return the present counts, and the medians and 99th percentiles. `model`: name in the figures."""
         tokens = self.tokens.histogram.count + self.first_tokens.histogram.count
-        return ServingFigures(model, self.requests, tokens, *[durations.latency() for durations in self._all()])
+        return ServingFigures(model, self.requests, tokens, *[durations.latency() for durations in self._durations()])
 
     def distributions(self, model: str) -> Mapping[str, Distribution]:
         """Return the histograms by their names in `/metrics`. `model`: their label."""
         return {
-            name: durations.histogram.distribution(model) for name, durations in zip(NAMES, self._all(), strict=True)
+            name: durations.histogram.distribution(model)
+            for name, durations in zip(NAMES, self._durations(), strict=True)
         }
 
-    def _all(self) -> tuple[_Durations, _Durations, _Durations]:
+    def _durations(self) -> tuple[_Durations, _Durations, _Durations]:
         return self.answers, self.first_tokens, self.tokens
 
 

@@ -66,13 +66,13 @@ class ObserverConformance(Ending):
     @pytest.mark.parametrize("process", EVENTS)
     def test_observer_accepts_every_event(self, observer: Observer, process: str) -> None:
         """`observe` accepts all wanted events and unknown events, with missing and with unknown facts."""
-        for name, facts in _wanted(observer, process).items():
+        for name, facts in _subscribed_events(observer, process).items():
             for fields in ({}, facts, {**facts, **_LATER}):
                 observer.observe(Event(name, time.time(), process, fields))
 
     def test_observe_is_quick(self, observer: Observer) -> None:
         """`observe` takes at most a second of processor time for a thousand events, because a client waits for it."""
-        for name, facts in list(_wanted(observer, "client").items())[:1]:
+        for name, facts in list(_subscribed_events(observer, "client").items())[:1]:
             started = time.thread_time()
             for _ in range(1000):
                 observer.observe(Event(name, time.time(), "client", facts))
@@ -86,13 +86,13 @@ class ObserverConformance(Ending):
 
     def test_threads_may_call_it_concurrently(self, observer: Observer) -> None:
         """Several threads of a client can call `observe` at the same time."""
-        for name, facts in list(_wanted(observer, "client").items())[:1]:
+        for name, facts in list(_subscribed_events(observer, "client").items())[:1]:
             event = Event(name, time.time(), "client", facts)
             for call in [start(observer.observe, event) for _ in range(200)]:
                 outcome(call, "`observe` must not wait for another thread or for I/O")
 
 
-def _wanted(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:
+def _subscribed_events(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:
     """Return the events of a process that the observer wants, each with its facts."""
     fields = {**EVENTS[process], "one_of_a_later_version": _LATER} if process in observer.processes else {}
     return {name: facts for name, facts in fields.items() if observer.events is None or name in observer.events}

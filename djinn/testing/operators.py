@@ -62,7 +62,7 @@ class OperatorLibraryConformance(Ending):
                 results = resolve(op)(*_copied(argument_list, "cpu"))
                 if op in library.data_dependent:
                     continue
-                assert _described(infer(*_copied(argument_list, "meta"))) == _described(results), (
+                assert _properties_of(infer(*_copied(argument_list, "meta"))) == _properties_of(results), (
                     f"{op}: the predicted metadata differ from the results"
                 )
 
@@ -84,6 +84,6 @@ def _copied(arguments: Any, device: str) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.detach().to(device, copy=True), arguments)
 
 
-def _described(results: Any) -> list[Any]:
+def _properties_of(results: Any) -> list[Any]:
     leaves = pytree.tree_leaves(results)
     return [(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

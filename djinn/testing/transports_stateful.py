@@ -272,7 +272,7 @@ class TransportStateMachine(RuleBasedStateMachine):
             return
         except (TransportError, ProtocolError) as error:
             raise AssertionError(f"a frame that was sent before `close` did not arrive: {error}") from error
-        self._take(way, frame)
+        self._check_received(way, frame)
         if way.sending is not None and not way.unread:
             sending, way.sending = way.sending, None
             outcome(sending, _SENDS)
@@ -287,9 +287,9 @@ class TransportStateMachine(RuleBasedStateMachine):
         except TimeoutError:
             assert timeout < PATIENCE, "`receive` must raise TransportError after the other end has closed"
         else:
-            self._take(way, frame)
+            self._check_received(way, frame)
 
-    def _take(self, way: _Way, frame: Frame) -> None:
+    def _check_received(self, way: _Way, frame: Frame) -> None:
         assert way.unread, f"a frame of {weight(frame):,} bytes arrived that nobody sent"
         due = way.unread.popleft()
         assert frames_equal(frame, due), (

@@ -165,7 +165,7 @@ class JoinedReplies(PendingReply):
         with interrupt_mask:
             try:
                 while self.waiting:
-                    self._take(*self.waiting[0])
+                    self._collect_reply(*self.waiting[0])
                     del self.waiting[0]
             except BaseException:
                 if not self._late:
@@ -184,7 +184,7 @@ class JoinedReplies(PendingReply):
             self._seconds,
         )
 
-    def _take(self, submission: Submission, pending: PendingReply) -> None:
+    def _collect_reply(self, submission: Submission, pending: PendingReply) -> None:
         try:
             reply = pending.wait()
         except DjinnError as error:

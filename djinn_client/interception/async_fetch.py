@@ -61,13 +61,13 @@ class Pending:
         """
         with self._take_lock:
             if self._ticket is not None and self._open:
-                self._take(self._ticket)
+                self._store_reply(self._ticket)
         if self._error is not None:
             raise self._error
         assert self._tensors is not None
         return self._tensors
 
-    def _take(self, ticket: Ticket) -> None:
+    def _store_reply(self, ticket: Ticket) -> None:
         current()  # raises in a forked child: the connection is the parent's
         with interrupt_mask:  # a wait that fails does not lose the request
             try:

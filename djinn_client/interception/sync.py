@@ -43,11 +43,11 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     nbytes = value.meta.nbytes
     if nbytes > PART_BYTES:
         return fetch_in_parts(tensor, read_only)
-    elements = _read(value)
+    elements = _fetch_elements(value)
     return elements.clone() if nbytes <= SHARED_BYTES else elements
 
 
-def _read(value: Value) -> torch.Tensor:
+def _fetch_elements(value: Value) -> torch.Tensor:
     """Return the elements of a value, perhaps by fetching the page that contains them. The caller must not change them."""
     captures = recorders.thread.recorder.captures  # the taps must see that the program waits
     part = None if captures else part_of(value, read_only)
@@ -149,7 +149,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     with waiting_for(Cause.NUMBER):
         if device_state.thread.predicted_fetches is not None or torch_dispatch.dispatch_modes():
             return fetch(tensor).item()
-        return _read(value).item()
+        return _fetch_elements(value).item()
 
 
 @handles(aten._linalg_check_errors.default)

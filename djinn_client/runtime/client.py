@@ -270,7 +270,7 @@ def _session() -> Session:
         session = _open()
         hooks = list(context.hooks)
     # Without the lock, because hooks may use the device, also on threads that they start.
-    if _resolved().engine != LOCAL and any(session.executor is not None for session in context.opened):
+    if _resolve_settings().engine != LOCAL and any(session.executor is not None for session in context.opened):
         router = _find_router()  # a single executor needs no router
         if router is not None:
             router.watch()
@@ -374,7 +374,7 @@ def _own_executors() -> tuple[EmbeddedExecutor, ...]:
 
     Return an empty tuple if a server or engine provides the executors.
     """
-    settings = _resolved()
+    settings = _resolve_settings()
     early = early_start.process_start
     executors: tuple[EmbeddedExecutor, ...] = early.take(settings) if early is not None else ()
     if executors:
@@ -590,18 +590,18 @@ def observed_by(observer: Observer) -> Iterator[None]:
 def _device_count() -> int:
     """Return the number of logical devices: index 0 for all executors and, if there are several, one index for each."""
     if (session := context.session) is None:
-        count = 1 if _has_servers() else _resolved().executors
+        count = 1 if _has_servers() else _resolve_settings().executors
     else:  # executors that have left count, because their indexes refer to their heirs
         count = len(session.executors.members)
     return 1 + count if count > 1 else 1
 
 
 def _has_servers() -> bool:
-    settings = _resolved()
+    settings = _resolve_settings()
     return bool(settings.servers or settings.connection_file)
 
 
-def _resolved() -> Settings:
+def _resolve_settings() -> Settings:
     """Return the settings without loading plugins, because `torch.manual_seed` asks for the number of devices."""
     return context.settings or resolve(context.overrides).settings
 
@@ -645,7 +645,7 @@ def _nothing() -> None:
     pass
 
 
-def _described(index: int) -> tuple[str, DeviceInfo]:
+def _device_info(index: int) -> tuple[str, DeviceInfo]:
     """Return the open session's name, and the device of an index.
 
     For index 0 (all executors), return the first device with the memory of all devices.
@@ -689,7 +689,7 @@ def become_runtime() -> None:
     port.sink = ClientSink(context, _session)
     port.is_available, port.prepare, port.device_count = _is_available, _prepare, _device_count
     port.counts_when_open = lambda: not is_initialized() and _has_servers()
-    port.describe, port.residence = _described, _residence
+    port.describe, port.residence = _device_info, _residence
     port.round_trip_seconds = lambda: context.session.round_trip_seconds if context.session is not None else None
     port.op_handler, port.operators = lambda name: _handler_in(registry(), name), lambda: registry().operators
     port.is_open = is_initialized  # set last: code that sees the client's sink may rely on all other functions

@@ -57,7 +57,7 @@ class Node:
     operation: str = attrs.field(init=False, repr=False, eq=False)  # cached, because matchers mostly ask for this
 
     @operation.default
-    def _named(self) -> str:
+    def _operation_name(self) -> str:
         return _operation(self.op)
 
 

@@ -53,19 +53,21 @@ class InterruptMask:
         self.uninterruptible = _Uninterruptible(self)
         self.main = _MAIN_IDENT
         self.depth = 0
-        self._before: Any = None
-        self._catches = False  # True if `_before` is a handler, False if interrupts are ignored
-        self._own = False  # True if the handler is `raise_outside_torch`, which calls `takes` and needs no exchange
+        self._former_handler: Any = None
+        self._catches = False  # True if `_former_handler` is a handler, False if interrupts are ignored
+        self._has_own_handler = (
+            False  # True if the handler is `raise_outside_torch`, which calls `takes` and needs no exchange
+        )
         self.caught: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
         if get_ident() != _MAIN_IDENT:
             return
         if not self.depth:
-            self._before = before = _signal.getsignal(_SIGINT)
+            self._former_handler = before = _signal.getsignal(_SIGINT)
             self.caught = None
-            self._own = before is raise_outside_torch
-            if self._own:  # as mostly
+            self._has_own_handler = before is raise_outside_torch
+            if self._has_own_handler:  # as mostly
                 self._catches = True
             else:
                 self._exchange(before)
@@ -73,7 +75,7 @@ class InterruptMask:
 
     def _exchange(self, before: Any) -> None:
         if before is signal.default_int_handler:  # notebooks reset it for each cell
-            self._before = before = raise_outside_torch
+            self._former_handler = before = raise_outside_torch
         self._catches = callable(before)
         if self._catches:
             _signal.signal(_SIGINT, self._catch)
@@ -86,8 +88,8 @@ class InterruptMask:
         self.depth -= 1
         if self.depth or not self._catches:
             return
-        if not self._own:
-            _signal.signal(_SIGINT, self._before)
+        if not self._has_own_handler:
+            _signal.signal(_SIGINT, self._former_handler)
         if self.caught is not None:
             self._deliver()
 
@@ -120,23 +122,23 @@ class InterruptMask:
         if get_ident() != _MAIN_IDENT or not self.depth or not self._catches:
             yield
             return
-        own = self._own
+        own = self._has_own_handler
         try:
             if own:
-                self._own = False
+                self._has_own_handler = False
             else:
-                signal.signal(signal.SIGINT, self._before)
+                signal.signal(signal.SIGINT, self._former_handler)
             self._deliver()
             yield
         finally:
             if own:
-                self._own = True
+                self._has_own_handler = True
             else:
                 signal.signal(signal.SIGINT, self._catch)
 
     def takes(self, number: int, frame: FrameType | None) -> bool:
         """Make an interrupt pending for this module's handler. Return False if the handler must raise the interrupt."""
-        if not self.depth or not self._own:
+        if not self.depth or not self._has_own_handler:
             return False
         self.caught = number, frame
         return True
@@ -144,10 +146,10 @@ class InterruptMask:
     def _deliver(self) -> None:
         caught, self.caught = self.caught, None
         if caught is not None:
-            if self._own:
+            if self._has_own_handler:
                 _raise(*caught, at_signal=False)
             else:
-                self._before(*caught)
+                self._former_handler(*caught)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self.caught = number, frame

@@ -22,12 +22,12 @@ def missing_compiler(platform: str = sys.platform) -> str:
     if named and platform != "win32":  # PyTorch's build reads CXX, except with MSVC
         found = shutil.which(named.split()[0]) is not None
         return "" if found else f"djinn-native: the compiler that CXX names was not found: {named}"
-    if _found(platform):
+    if _has_compiler(platform):
         return ""
     return f"djinn-native needs a C++ compiler, and none was found: {CURES.get(platform, CURES['linux'])}"
 
 
-def _found(platform: str) -> bool:
+def _has_compiler(platform: str) -> bool:
     if platform == "darwin":  # /usr/bin/c++ exists even without the tools, and then only offers to install them
         return shutil.which("xcode-select") is not None and _output("xcode-select", "-p") != ""
     if platform == "win32":

@@ -33,7 +33,7 @@ class RelayDirection:
         self._target = target
         self._name = name
         self._sending = 0  # bytes of the frame being sent
-        self._ended = threading.Event()  # set once no further frame is sent
+        self._has_stopped = threading.Event()  # set once no further frame is sent
 
     def unsent_bytes(self) -> int:
         """Return the bytes that were received but not sent: parts of a frame, or a frame for a slow receiver."""
@@ -51,11 +51,11 @@ class RelayDirection:
         """
         try:
             source_ended = self._forward()
-            self._ended.set()
+            self._has_stopped.set()
             if not source_ended:
-                opposite._ended.wait(_REASON_SECONDS)
+                opposite._has_stopped.wait(_REASON_SECONDS)
         finally:
-            self._ended.set()
+            self._has_stopped.set()
             self.close()
 
     def _forward(self) -> bool:
@@ -107,9 +107,9 @@ class Relays:
             max_tenant_bytes: maximum unsent bytes of a tenant.
             max_total_bytes: maximum unsent bytes of all tenants; 0: half of the memory.
         """
-        self._most = max_connections
-        self._each = max_tenant_bytes
-        self._together = max_total_bytes or total_bytes() // 2
+        self._max_connections = max_connections
+        self._max_tenant_bytes = max_tenant_bytes
+        self._max_total_bytes = max_total_bytes or total_bytes() // 2
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._directions: dict[RelayDirection, str] = {}
@@ -119,7 +119,7 @@ class Relays:
     def reserve(self, tenant: str) -> Iterator[bool]:
         """Count a relayed connection of a tenant inside the block. Yield False if the tenant has too many."""
         with self._lock:
-            is_reserved = self._counts[tenant] < self._most
+            is_reserved = self._counts[tenant] < self._max_connections
             self._counts[tenant] += is_reserved
         try:
             yield is_reserved
@@ -162,7 +162,7 @@ class Relays:
         with self._lock:
             for direction, tenant in self._directions.items():
                 unsent_bytes.setdefault(tenant, {})[direction] = direction.unsent_bytes()
-        for direction, tenant in over_limits(unsent_bytes, self._each, self._together).items():
+        for direction, tenant in over_limits(unsent_bytes, self._max_tenant_bytes, self._max_total_bytes).items():
             _log.warning("a relayed connection is closed: its tenant has too many unsent bytes", tenant=tenant)
             direction.close()
 

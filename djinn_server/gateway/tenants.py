@@ -65,7 +65,7 @@ class Tenants:
         self._configs = tuple(configs)
         self._start_timeout = start_timeout
         self._expected = expected
-        self._most = max_tenants
+        self._max_tenants = max_tenants
         self._lock = threading.Lock()
         self._starts = threading.Semaphore(STARTS)
         self._start_locks: dict[str, threading.Lock] = {}
@@ -79,7 +79,7 @@ class Tenants:
         self._engine, self._requests = engine, requests
         self._users = users or {}
         self._reserved_for = next(iter(self._users), "")
-        self._first = Pool(self._configs_of(self._reserved_for), start_timeout, events, engine, requests())
+        self._first_pool = Pool(self._configs_of(self._reserved_for), start_timeout, events, engine, requests())
 
     def wait_ready(self) -> tuple[StartedExecutor, ...]:
         """Wait until the first pool is ready.
@@ -87,8 +87,8 @@ class Tenants:
         Raises:
             StartupError: an executor of the pool did not start.
         """
-        ready = self._first.wait_ready()
-        self._reserve = self._first
+        ready = self._first_pool.wait_ready()
+        self._reserve = self._first_pool
         return ready
 
     def start_pool(self, tenant: str, memory: int = 0) -> Pool | Denial:
@@ -107,7 +107,7 @@ class Tenants:
             while True:
                 with self._lock:
                     pool = self._pools.get(tenant)
-                    has_room = len(self._pools.keys() | self._starting_tenants) < self._most
+                    has_room = len(self._pools.keys() | self._starting_tenants) < self._max_tenants
                     if pool is None and has_room:
                         pool = self._take_reserve(tenant, memory)
                     if pool is not None:
@@ -120,7 +120,7 @@ class Tenants:
                         break
                 if not self._evict_idlest():
                     return Denial(
-                        f"this server has executors for {self._most} tenants, its maximum, and none is idle: each has a session or was "
+                        f"this server has executors for {self._max_tenants} tenants, its maximum, and none is idle: each has a session or was "
                         "admitted within the last minute. Try again later",
                         BUSY,
                         retry=True,
@@ -215,7 +215,7 @@ class Tenants:
         """Let sessions end for at most `drain_seconds`, then end all processes."""
         with self._lock:
             self._closed = True
-            pools = [*self._pools.values(), self._reserve or self._first]
+            pools = [*self._pools.values(), self._reserve or self._first_pool]
             self._pools, self._last_used, self._last_admitted, self._reserve = {}, {}, {}, None
         closing = [threading.Thread(target=pool.close, args=(drain_seconds,)) for pool in dict.fromkeys(pools)]
         for thread in closing:
@@ -242,7 +242,7 @@ class Tenants:
             pool.close(0.0)
             return None
         self._pools[tenant] = pool
-        if not self._users and len(self._pools) < min(self._expected(), self._most):
+        if not self._users and len(self._pools) < min(self._expected(), self._max_tenants):
             threading.Thread(target=self._refill, name="djinn-reserve", daemon=True).start()
         return pool
 

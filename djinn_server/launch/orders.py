@@ -112,7 +112,7 @@ def read_order(line: bytes) -> Order:
     Raises:
         StartupError: the line is invalid, because parent and executor run different versions of Djinn.
     """
-    return _read(line, _orders, "an executor cannot decode an order of its parent process")
+    return _decode_line(line, _orders, "an executor cannot decode an order of its parent process")
 
 
 def read_report(line: bytes) -> Report:
@@ -121,10 +121,10 @@ def read_report(line: bytes) -> Report:
     Raises:
         StartupError: the line is invalid, because parent and executor run different versions of Djinn.
     """
-    return _read(line, _reports, "cannot decode a report of an executor process")
+    return _decode_line(line, _reports, "cannot decode a report of an executor process")
 
 
-def _read(line: bytes, decoder: msgspec.json.Decoder[_T], failure: str) -> _T:
+def _decode_line(line: bytes, decoder: msgspec.json.Decoder[_T], failure: str) -> _T:
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

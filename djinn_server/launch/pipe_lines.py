@@ -21,7 +21,7 @@ class LineReader:
     descriptor: int
     _buffer: bytearray = attrs.field(factory=bytearray, init=False)
     _searched: int = attrs.field(default=0, init=False)  # searched bytes of the buffer
-    _ended: bool = attrs.field(default=False, init=False)
+    _is_at_end: bool = attrs.field(default=False, init=False)
 
     def read_line(self, timeout: float | None = None) -> bytes | None:
         """Return the next line without its end, or None at the end of the stream. An incomplete last line is dropped.
@@ -31,7 +31,7 @@ class LineReader:
             StartupError: the other process sent a line longer than `LONGEST_LINE`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (line := self.next_line()) is None and not self._ended:
+        while (line := self.next_line()) is None and not self._is_at_end:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not _readable(self.descriptor, remaining):
                 raise TimeoutError
@@ -61,8 +61,8 @@ class LineReader:
             )
         data = os.read(self.descriptor, _CHUNK)
         self._buffer += data
-        self._ended = not data
-        return not self._ended
+        self._is_at_end = not data
+        return not self._is_at_end
 
 
 def write_line(descriptor: int, line: bytes) -> None:

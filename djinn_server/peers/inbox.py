@@ -62,7 +62,7 @@ class TransferInbox:
         self._link_measurements = link_measurements or LinkMeasurements()
         self._patience = patience
         self._memory = memory
-        self._arrived: dict[int, tuple[LoggedTransfer, list[Packed]]] = {}
+        self._arrivals: dict[int, tuple[LoggedTransfer, list[Packed]]] = {}
         self._nbytes = 0  # of queued transfers and of transfers that are being received
         self._awaited: int | None = None  # the source for whose transfer the session waits
         self._closed = False
@@ -206,7 +206,7 @@ class TransferInbox:
             self._nbytes += size
 
     def _may_receive(self, source: int) -> bool:
-        has_room = self._nbytes < QUEUED_BYTES and len(self._arrived) < QUEUED_TRANSFERS
+        has_room = self._nbytes < QUEUED_BYTES and len(self._arrivals) < QUEUED_TRANSFERS
         return has_room or self._closed or source in self._departed or source == self._awaited
 
     def _release(self, size: int) -> None:
@@ -223,9 +223,9 @@ class TransferInbox:
                 raise ProtocolError(f"transfer {number} of executor {source} arrived after {count}: one is missing")
             return count, False
         with self._changed:
-            before = self._arrived.pop(arrival.header.transfer, None)
+            before = self._arrivals.pop(arrival.header.transfer, None)
             self._nbytes -= _bytes_of(before[1]) if before is not None else 0
-            self._arrived[arrival.header.transfer] = arrival, items
+            self._arrivals[arrival.header.transfer] = arrival, items
             self._notify()
         if source:  # the client's frames, which are journaled, contain relayed transfers
             self._counts[source] = number
@@ -246,7 +246,7 @@ class TransferInbox:
             if source not in self._connections:
                 deadline = time.monotonic() + self._connect_seconds
                 self._disconnected.setdefault(source, ("the transfer has not arrived", deadline))
-            items = self._arrived.pop(transfer, None)
+            items = self._arrivals.pop(transfer, None)
             is_lost = items is None and self._is_lost(source)
             self._awaited = source if items is None and not is_lost else None
             self._nbytes -= _bytes_of(items[1]) if items is not None else 0
@@ -277,9 +277,9 @@ class TransferInbox:
         """Return the number of received transfers by sender, and the queued transfers. The caller holds `journal_lock`."""
         with self._changed:
             queued = self._journal.past.take_arrivals() if self._journal.past is not None else []
-            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in queued}
+            self._arrivals |= {arrival.header.transfer: (arrival, items) for arrival, items in queued}
             self._nbytes += sum(_bytes_of(items) for _, items in queued)
-            return dict(self._counts), list(self._arrived.values())
+            return dict(self._counts), list(self._arrivals.values())
 
     def close(self) -> None:
         """Disconnect all other executors."""

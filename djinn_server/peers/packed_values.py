@@ -39,7 +39,9 @@ def pack_copies(
     it has enough free bytes.
     """
     with torch.inference_mode():
-        return [_pack_copy(handle, _stored(values, handle), runtime, executor, on_device) for handle in handles]
+        return [
+            _pack_copy(handle, _value_or_poison(values, handle), runtime, executor, on_device) for handle in handles
+        ]
 
 
 def pack_storages(
@@ -76,7 +78,7 @@ def storages_of_values(
         yield from _storages(storage_handles, values, executor)
 
 
-def _stored(values: ValueTable, handle: int) -> Stored:
+def _value_or_poison(values: ValueTable, handle: int) -> Stored:
     return values[handle] if handle in values else Poison(no_such_value(0, handle))
 
 
@@ -105,7 +107,7 @@ def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime, on_dev
 def _storages(handles: Sequence[int], values: ValueTable, executor: int) -> Iterator[tuple[Item, torch.Tensor | None]]:
     by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for handle in handles:
-        value = _stored(values, handle)
+        value = _value_or_poison(values, handle)
         if _is_sendable(value):  # one storage of the client may be several storages here, for example after `set_`
             address = value.untyped_storage().data_ptr() or -torch_private.storage_key(value)
             by_address.setdefault(address, []).append((handle, value))

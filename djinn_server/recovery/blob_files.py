@@ -60,7 +60,7 @@ class BlobFiles:
         self._verified: set[bytes] = set()  # digests of files whose contents were checked
         self.used_weights: set[bytes] = set()
         self._folder_lock = threading.Lock()
-        self._ended = False
+        self._has_ended = False
 
     # --- uploads ----------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class BlobFiles:
             OSError: the session has ended, or the folder cannot be created.
         """
         with self._folder_lock:
-            if self._ended:
+            if self._has_ended:
                 raise OSError(errno.ESTALE, "the session has ended")
             self._folder.mkdir(mode=0o700, exist_ok=True)
             yield
@@ -245,7 +245,7 @@ class BlobFiles:
         self._unfinished.clear()
         self._verified.clear()
         with self._folder_lock:  # then a snapshot in another thread creates no further file
-            self._ended = True
+            self._has_ended = True
             remove_contents(self._folder)
 
     def path(self, digest: bytes) -> Path:
@@ -300,7 +300,7 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
         SessionLost: the file has changed.
     """
     view = allocate(part.length)
-    with _opened(folder, part.digest) as file:
+    with _open_blob(folder, part.digest) as file:
         file.seek(part.start)
         count = file.readinto(view)
     if count != part.length:
@@ -316,7 +316,7 @@ def map_file(folder: Path, digest: bytes) -> memoryview:
     Raises:
         SessionLost: the file cannot be read, or its contents have another digest.
     """
-    with _opened(folder, digest) as file:
+    with _open_blob(folder, digest) as file:
         mapping: Any = np.memmap(file, np.uint8, "c").view(np.ndarray)
     if digest_of_content(mapping.data) != digest:
         raise SessionLost("the blob file of a journal has changed (wrong checksum); the session cannot be recovered")
@@ -324,7 +324,7 @@ def map_file(folder: Path, digest: bytes) -> memoryview:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, digest: bytes) -> Iterator[BufferedReader]:
+def _open_blob(folder: Path, digest: bytes) -> Iterator[BufferedReader]:
     """Open a blob file. It must be a regular file of this user only.
 
     Raises:

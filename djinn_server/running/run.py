@@ -202,7 +202,7 @@ class TemplateRun:
                     run.stopped_at = self._count = step
                     break
                 except FailedStep as stopped:
-                    step = self._failed(stopped)
+                    step = self._handle_failed_step(stopped)
                     if self._guard is None and self.work.op_times is None:
                         self._advance = _advance  # the library does not detect poison
         self.step = step
@@ -218,7 +218,7 @@ class TemplateRun:
                 with inference_mode(True):
                     self.env[place] = value.clone(memory_format=torch.contiguous_format)
 
-    def _failed(self, stop: FailedStep) -> int:
+    def _handle_failed_step(self, stop: FailedStep) -> int:
         """Prepare a retry of a failed instruction, or poison its values. Return the number of the next instruction."""
         with self._values.lock:
             return self._handle_failure(stop)

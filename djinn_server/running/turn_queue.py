@@ -74,7 +74,7 @@ class TurnQueue:
         """
         if self.running is not None or self.patience(now) != 0.0:
             return None
-        account = self._first()
+        account = self._first_account()
         assert account is not None
         self.withdraw(account)
         self._begin(account)
@@ -84,7 +84,7 @@ class TurnQueue:
         """Start a turn of a session that did not queue. Return False if the device is busy or another session is next."""
         used_seconds, first, awaited = (
             max(account.used_seconds, self.virtual_time),
-            self._first(),
+            self._first_account(),
             self._awaited_account,
         )
         if self.running is not None or (first is not None and first.used_seconds <= used_seconds):
@@ -123,7 +123,7 @@ class TurnQueue:
 
         Return None if the device is busy or no session waits.
         """
-        first = self._first()
+        first = self._first_account()
         if self.running is not None or first is None:
             return None
         awaited = self._awaited_account
@@ -150,7 +150,7 @@ class TurnQueue:
         account.entry = next(self._numbers)
         heapq.heappush(self._heap, (account.used_seconds, account.entry, account))
 
-    def _first(self) -> Account | None:
+    def _first_account(self) -> Account | None:
         heap = self._heap
         while heap and heap[0][2].entry != heap[0][1]:
             heapq.heappop(heap)

@@ -240,7 +240,7 @@ class DeviceCopies:
         source = tensor.as_strided((extent,), (1,)).view(torch.uint8)
         with torch.inference_mode(mode=False):  # the block is written in inference mode and outside of it
             target = torch.empty(source.numel(), dtype=torch.uint8)
-        copy_steps = self._read(source, target)
+        copy_steps = self._copy_to_host(source, target)
         next(copy_steps)
 
         def finish() -> torch.Tensor:
@@ -250,7 +250,7 @@ class DeviceCopies:
 
         return finish
 
-    def _read(self, source: torch.Tensor, target: torch.Tensor) -> Iterator[None]:
+    def _copy_to_host(self, source: torch.Tensor, target: torch.Tensor) -> Iterator[None]:
         """Issue the first copies, yield, then complete all copies. Blocks are returned even if the iterator is dropped."""
         is_small = source.numel() <= SMALL
         stream = self._compute if is_small else self._idle_down.pop() if self._idle_down else self._new_stream()

@@ -252,7 +252,7 @@ class UploadAssembly:
         """
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
-            self._keep(self._store, upload.handle, digest, data)
+            self._store_blob(self._store, upload.handle, digest, data)
         try:
             with torch.inference_mode():
                 device_bytes = self._runtime.commit(data)
@@ -261,7 +261,7 @@ class UploadAssembly:
         except (RuntimeError, MemoryError) as error:
             self.refuse_bytes(upload, error)
 
-    def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
+    def _store_blob(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
         contents = self._journal_blobs()
         file = contents.finish(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.mark_verified):

@@ -198,7 +198,7 @@ class StoredBytes:
         if len(buffer):
             self.location.entry.read_into(self.location.file, self.start, buffer)
         if not self.unchanged():
-            raise OSError(_changed(self.address))
+            raise OSError(_changed_text(self.address))
 
 
 class WeightReader:
@@ -407,7 +407,7 @@ class WeightReader:
             self.reads += 1
             self.read_bytes += key.size
             part = PartRead()
-            part.data = readers.submit(_read, weakref.ref(part), address, location, key.start, key.size)
+            part.data = readers.submit(_read_range, weakref.ref(part), address, location, key.start, key.size)
             self._pending_reads[key] = part
         return part
 
@@ -454,7 +454,7 @@ class WeightReader:
             )
             return None
         if not unchanged:
-            raise WeightsUnavailable(_changed(address))
+            raise WeightsUnavailable(_changed_text(address))
         with self._lock:
             self.reads += 1
             self.read_bytes += key.size
@@ -488,7 +488,7 @@ class WeightReader:
         if opened is None or opened.version != key.version:  # after a recovery, or if too many addresses were open
             opened = self._kept_files.get(key.version) or self.open(address)
         if opened.version != key.version:
-            raise WeightsUnavailable(_changed(address))
+            raise WeightsUnavailable(_changed_text(address))
         location = opened.tensors.get(key.name)
         if location is not None and location.entry.dtype is None:
             raise WeightsUnavailable(
@@ -567,7 +567,7 @@ def _tied(tensors: Mapping[str, TensorLocation]) -> dict[str, str]:
     return names
 
 
-def _read(
+def _read_range(
     is_wanted: Callable[[], object], address: str, location: TensorLocation, start: int, size: int
 ) -> torch.Tensor:
     if is_wanted() is None:
@@ -585,9 +585,9 @@ def _read(
         _log.exception("a weight source failed", address=address)
         raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
     if not unchanged:
-        raise WeightsUnavailable(_changed(address))
+        raise WeightsUnavailable(_changed_text(address))
     return data
 
 
-def _changed(address: str) -> str:
+def _changed_text(address: str) -> str:
     return f"the files at {address!r} have changed since they were opened: open them again"

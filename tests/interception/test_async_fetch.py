@@ -68,7 +68,7 @@ def test_dropped_fetch_is_discarded(embedded):
     x += 1
     assert x.tolist() == [6, 7, 8]
     executor = only_executor()
-    assert not executor.replies._arrived
+    assert not executor.replies._early_replies
     assert not executor.replies._dropped
 
 

@@ -483,10 +483,10 @@ def test_suite_catches_overridden_connection_members() -> None:
     class Colliding(SocketConnection):
         def __init__(self, sock: socket.socket) -> None:
             super().__init__(sock, Limits(), "the other end")
-            self._ended = True  # type: ignore[assignment]
+            self._end_reason = True  # type: ignore[assignment]
 
     ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(AssertionError, match="`_ended` of Colliding is a bool"):
+    with ours, theirs, pytest.raises(AssertionError, match="`_end_reason` of Colliding is a bool"):
         check_own_names(Colliding(ours))
 
 

@@ -209,7 +209,7 @@ def test_dead_uploads_are_not_held(round_robin_pool):
         del dropped
         (kept + 1).tolist()
     djinn.synchronize()
-    assert not round_robin_pool._uploads._held
+    assert not round_robin_pool._uploads._uploads
 
 
 def raise_interrupt(*_, **__):
@@ -246,7 +246,9 @@ def test_interrupt_waits_until_program_is_sent(round_robin_pool, monkeypatch):
         state.sum().item()
     assert torch.equal(state.cpu(), expected)
     assert torch.equal((doubled + 1).cpu(), torch.full((4,), 3.0))
-    assert not any(member.replies.pending or member.replies._arrived for member in round_robin_pool.executors.members)
+    assert not any(
+        member.replies.pending or member.replies._early_replies for member in round_robin_pool.executors.members
+    )
 
 
 def run_with_kills(killed):

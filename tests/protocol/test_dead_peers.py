@@ -50,7 +50,7 @@ def test_peer_that_does_not_read_is_not_silent(tcp_pair):
             connection._socket.send(bytes(1 << 20))
     assert PeerSilence().seconds(connection._socket) < 5
     connection.notice_silence()
-    assert not connection._ended
+    assert not connection._end_reason
 
 
 def test_silence_from_linux_tcp_info():
@@ -79,7 +79,7 @@ def test_silence_without_tcp_info(tcp_pair, monkeypatch):
     monkeypatch.setattr(tcp, "_MACOS_OPTION", 0)
     assert PeerSilence().seconds(connection._socket) == 0
     connection.notice_silence()
-    assert not connection._ended
+    assert not connection._end_reason
 
 
 def test_unacknowledged_data_ends_connection(tcp_pair, monkeypatch):

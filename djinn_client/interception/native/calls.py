@@ -52,11 +52,11 @@ def _add_alone(call: Call | None, description: Sequence[int]) -> int:
     if ops.calls_are_full():
         _sweep()
     number = int(ops.add_call(description))
-    _keep(calls, number, call)
+    _store_call(calls, number, call)
     return number
 
 
-def _keep(call_list: list[Call | None], number: int, call: Call | None) -> None:
+def _store_call(call_list: list[Call | None], number: int, call: Call | None) -> None:
     call_list += [None] * (number + 1 - len(call_list))
     call_list[number] = call
 
@@ -79,7 +79,7 @@ def _call_of(call_list: list[Call | None], number: int) -> Call:
     call = call_list[number] if number < len(call_list) else None
     if call is None:
         call = _call_by_rule(call_list, number)
-        _keep(call_list, number, call)
+        _store_call(call_list, number, call)
     return call
 
 

@@ -90,13 +90,13 @@ class FetchPredictor:
 
     def __init__(self) -> None:
         self._fetches: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
-        self._last: Sequence[Entry] = ()  # the last piece of the last program that was sent for a fetch
+        self._last_entries: Sequence[Entry] = ()  # the last piece of the last program that was sent for a fetch
         self._entries: Sequence[Entry] = ()  # entries of that program
         self._pieces = _Pieces()  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
         self.predicted_contents: dict[int, KnownContents] = {}
         self._fetched: list[int] = []  # handles that were fetched after the first
-        self._first = 0  # handle of the fetch for which the program was sent
+        self._first_handle = 0  # handle of the fetch for which the program was sent
 
     def note_piece(self, entries: Sequence[Entry]) -> None:
         """Record a piece of a program that was sent without a fetch."""
@@ -110,8 +110,8 @@ class FetchPredictor:
         if self._fetched or self.predicted_contents:
             self._learn()
             self._fetched = []
-        self._first = handle
-        self._last = entries
+        self._first_handle = handle
+        self._last_entries = entries
         self._entries = pieces = self._pieces
         pieces.add(entries)
         self._pieces = _Pieces()
@@ -133,17 +133,17 @@ class FetchPredictor:
     def drop_prediction(self) -> None:
         """Drop a prediction whose fetch failed."""
         self._predicted, self.predicted_contents = (), {}
-        if self._last:
-            self._fetches.pop(_key_of(self._last), None)
+        if self._last_entries:
+            self._fetches.pop(_key_of(self._last_entries), None)
 
     def note_fetch(self, handle: int, unsent: int) -> None:
         """Record a fetch of a small value. `unsent`: number of unsent entries of the thread at the fetch."""
-        if not unsent and handle != self._first and len(self._fetched) < VALUES_LIMIT:
+        if not unsent and handle != self._first_handle and len(self._fetched) < VALUES_LIMIT:
             self._fetched.append(handle)
 
     def _learn(self) -> None:
         handles = dict.fromkeys(self._fetched)
-        if not self._last or tuple(handles) == tuple(self.predicted_contents):
+        if not self._last_entries or tuple(handles) == tuple(self.predicted_contents):
             return
         origins = {
             handle: _Follower(index, position, entry.call)
@@ -154,7 +154,7 @@ class FetchPredictor:
         followers = tuple([origins[handle] for handle in handles if handle in origins])
         if followers == self._predicted:
             return
-        last = self._last
+        last = self._last_entries
         self._fetches.store(_key_of(last), _KnownFetches(followers, (last[0].call, last[-1].call)))
 
 

@@ -263,14 +263,14 @@ class _Rewriter:
         tensors = substitution.compute([self._tensor(v) for v in substitution.inputs])
         if not isinstance(tensors, list | tuple) or len(tensors) != len(substitution.outputs):
             raise InvalidStage(
-                f"the code of a substitution returns {_shown(tensors)}, not {len(substitution.outputs)} tensors"
+                f"the code of a substitution returns {_kind_text(tensors)}, not {len(substitution.outputs)} tensors"
             )
         results: list[LazyTensor] = []
         for value, tensor in zip(substitution.outputs, tensors, strict=True):
             meta = self.metas[value]
             if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
                 raise InvalidStage(
-                    f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} tensor of shape {meta.shape}"
+                    f"the code of a substitution returns {_kind_text(tensor)} instead of a {meta.dtype} tensor of shape {meta.shape}"
                 )
             results.append(tensor)
         return results
@@ -376,7 +376,7 @@ def _groups(instructions: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], .
     return tuple(tuple(i for i, m in enumerate(instructions) if m.group == number) for number in numbers)
 
 
-def _shown(result: object) -> str:
+def _kind_text(result: object) -> str:
     if isinstance(result, torch.Tensor):
         return f"a {result.dtype} tensor of shape {tuple(result.shape)}"
     return f"a {type(result).__name__}"

@@ -118,16 +118,17 @@ class SavedStorages(BatchedFetch):
 
     def __init__(self) -> None:
         super().__init__(self._as_bytes)
-        self._seen: dict[int, torch.UntypedStorage] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     def note_access(self, storage: Any) -> None:
         """Record that PyTorch accessed a remote storage, which may be fetched as a whole."""
         if storage.nbytes():
-            self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
+            self._storages[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
 
     def _as_bytes(self) -> dict[int, Value]:
         return by_handle(
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in self._seen.values()
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            for storage in self._storages.values()
         )
 
 

@@ -42,7 +42,7 @@ def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None
         hooks = [kind.hook for kind in _kinds(plugin) if _is_for_executors(kind)]
         if hooks:
             raise PluginError(
-                f"the plugin {_label(plugin)} cannot be used: {reason}, but its hooks {_listed(hooks)} run in the executor, which "
+                f"the plugin {_label(plugin)} cannot be used: {reason}, but its hooks {_join_names(hooks)} run in the executor, which "
                 "is another process. Put the plugin into a module on the import path, and pass that module or its name. Or "
                 'run the executor in this process: djinn.configure(executor="inline")'
             )
@@ -67,7 +67,7 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
         )
         if len(hooks) == len(kinds):
             raise PluginError(
-                f"the plugin {_label(plugin)} would do nothing: {reason}, and its hooks {_listed(hooks)} are for servers, which "
+                f"the plugin {_label(plugin)} would do nothing: {reason}, and its hooks {_join_names(hooks)} are for servers, which "
                 f"load their own plugins. {advice}, and remove the plugin from the client's setting `plugins`"
             )
         _log.warning(
@@ -135,7 +135,7 @@ def _label(plugin: Any) -> str:
     return repr(name if isinstance(name, str) and name else type(plugin).__name__)
 
 
-def _listed(hooks: Sequence[str]) -> str:
+def _join_names(hooks: Sequence[str]) -> str:
     return " and ".join(hooks)
 
 

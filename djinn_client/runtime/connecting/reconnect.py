@@ -154,7 +154,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         deadline = time.monotonic() + REASON_SECONDS
         try:
             while (seconds_left := deadline - time.monotonic()) > 0:
-                frame = self._read(self._inner, seconds_left)
+                frame = self._receive_frame(self._inner, seconds_left)
                 if frame is not None:
                     self._early.append(frame)
         except (TransportError, TimeoutError) as end:

@@ -67,14 +67,14 @@ def within(
         limits: memory limits in bytes, by device id.
         occupied: memory that the client already uses, by device id.
     """
-    devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
+    devices = tuple(_limit_device(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
     remaining = {
         device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()
     }
     return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), remaining
 
 
-def _within(device: DeviceCapabilities, limit: int, usage: MemoryInUse) -> DeviceCapabilities:
+def _limit_device(device: DeviceCapabilities, limit: int, usage: MemoryInUse) -> DeviceCapabilities:
     memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
     bounds = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
     free = min(bounds, default=None)

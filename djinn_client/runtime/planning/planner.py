@@ -178,7 +178,7 @@ class Planner:
         if for_sizes or any(variant.depends_on_sizes for variant in variants):
             self._stats.plans_for_sizes += 1
         planned = self._planned_program(program, without)
-        prepared = self._prepared(planned, program)
+        prepared = self._prepare_template(planned, program)
         self._trials.begin(prepared, substituting_optimizations(planned.result), time.perf_counter() - began, program)
         variants[:] = [*[variant for variant in variants if variant.is_planned][1 - VARIANTS_LIMIT :], prepared]
         return prepared
@@ -193,14 +193,14 @@ class Planner:
         return dict.fromkeys((name for variant in variants for name in variant.size_bound), _SIZES_CHANGE)
 
     def _make_without(self, program: Program, without: Without) -> PreparedTemplate:
-        return self._prepared(self._planned_program(program, without), program)
+        return self._prepare_template(self._planned_program(program, without), program)
 
     def _planned_program(self, program: Program, without: Without) -> PlannedProgram:
         self._stats.plans_made += 1
         with modes_as_before(), interrupt_mask.unmasked():
             return self.planning.plan(program, without)
 
-    def _prepared(self, planned: PlannedProgram, program: Program) -> PreparedTemplate:
+    def _prepare_template(self, planned: PlannedProgram, program: Program) -> PreparedTemplate:
         from djinn_core.ir.schedule import Run  # imported here, because only planning needs it
 
         result = planned.result

@@ -152,12 +152,12 @@ class Replies:
         self._stats = stats
         self._handlers: dict[type[Message], Handler] = {ProtocolClose: self._closed}
         self.offers = UploadOffers()
-        self._arrived: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
+        self._early_replies: dict[int, tuple[Completed, Sequence[Buffer], bool, float, float]] = {}
         self.abandoned: set[int] = set()
         self._dropped: set[int] = set()
         self.deferred = DeferredReplies()
         self._round_trips = RoundTrips()
-        self._spent = 0.0  # seconds that the executor has spent
+        self._executor_seconds = 0.0  # seconds that the executor has spent
         self._answers: list[Message] = []  # replies to questions
         self._answers_to_drop = 0  # expected replies to interrupted questions
         self._questions: deque[Message] = deque()  # unanswered questions
@@ -227,7 +227,7 @@ class Replies:
             raise
         if begun and counts:
             self.notify_waited(begun, number)
-        completed, body, synchronize, total_seconds, seconds = self._arrived.pop(number)
+        completed, body, synchronize, total_seconds, seconds = self._early_replies.pop(number)
         if is_deferred:
             deferred.numbers.discard(number)
         if not has_arrived and self._round_trips.last_lone[0] == number:
@@ -405,7 +405,7 @@ class Replies:
         for number in list(self.abandoned):
             self.receive_until(number)
             self.abandoned.discard(number)
-            self._arrived.pop(number, None)
+            self._early_replies.pop(number, None)
         self._read_pending(self._awaits_reply)
 
     def await_offer_reply(self) -> None:
@@ -442,7 +442,7 @@ class Replies:
             if number in self.pending:
                 self._dropped.add(number)
             else:
-                self._arrived.pop(number, None)
+                self._early_replies.pop(number, None)
 
     def _receive_one(self, timeout: float) -> bool:
         """Read a frame. Return True if a frame arrived within `timeout` seconds."""
@@ -457,7 +457,7 @@ class Replies:
             if type(message) is Completed:
                 self._complete(message, frame.body)
             else:
-                self._take(message, frame.body)
+                self._handle_message(message, frame.body)
         except TimeoutError:
             if timeout:
                 self.while_waiting()
@@ -468,7 +468,7 @@ class Replies:
             offers.send_wanted()
         return True
 
-    def _take(self, message: Message, body: Sequence[Buffer]) -> None:
+    def _handle_message(self, message: Message, body: Sequence[Buffer]) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
             self._link.lose(ProtocolError(f"the executor sent an unexpected {type(message).__name__}"))
@@ -494,7 +494,7 @@ class Replies:
         if pending.prepared is not None and pending.prepared.note_seconds is not None:
             pending.prepared.note_seconds(timing.execute)
         seconds = timing.queue + timing.decode + timing.execute + timing.encode
-        self._spent += seconds
+        self._executor_seconds += seconds
         if completed.failures:
             self.reader.note_failures(completed, pending, unobserved=number in cancellation.unobserved)
         if cancellation.unobserved:
@@ -505,7 +505,7 @@ class Replies:
             self.abandoned.discard(number)
             self._dropped.discard(number)
         elif pending.is_awaited:
-            self._arrived[number] = (completed, body, pending.synchronize, self._spent, seconds)
+            self._early_replies[number] = (completed, body, pending.synchronize, self._executor_seconds, seconds)
         if cancellation.cancelled:
             cancellation.cancelled.discard(number)
         del self.pending[number]

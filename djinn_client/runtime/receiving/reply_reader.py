@@ -40,7 +40,7 @@ class ReplyReader(msgspec.Struct, frozen=True):
         if unobserved:
             self.failures.remember(run, pending.program, nodes)
         else:
-            self.failures.note(run, [self._own(f) for f in completed.failures], pending.program, nodes)
+            self.failures.note(run, [self._with_executor(f) for f in completed.failures], pending.program, nodes)
 
     def tensors(self, completed: Completed, body: Sequence[Buffer]) -> tuple[torch.Tensor, ...]:
         """Return the fetched tensors.
@@ -53,7 +53,7 @@ class ReplyReader(msgspec.Struct, frozen=True):
         buffer_count = len(body)
         for number, result in enumerate(completed.results):
             if not isinstance(result, TensorHeader):
-                raise self.failures.error(self._own(result))
+                raise self.failures.error(self._with_executor(result))
             if number >= buffer_count:
                 raise ProtocolError("the executor announced more tensors than it sent")
             tensors.append(tensor_from_wire(result, body[number]))
@@ -65,11 +65,11 @@ class ReplyReader(msgspec.Struct, frozen=True):
         Raises:
             RemoteError: a value could not be computed.
         """
-        return tuple([self._described(description) for description in completed.described])
+        return tuple([self._read_description(description) for description in completed.described])
 
-    def _described(self, description: ValueDescription | Failure) -> DescribedValue:
+    def _read_description(self, description: ValueDescription | Failure) -> DescribedValue:
         if isinstance(description, Failure):
-            raise self.failures.error(self._own(description))
+            raise self.failures.error(self._with_executor(description))
         if not _is_possible(description.shape, description.stride):
             raise ProtocolError(
                 f"the executor described an impossible tensor, of shape {description.shape} and stride {description.stride}"
@@ -78,7 +78,7 @@ class ReplyReader(msgspec.Struct, frozen=True):
         meta = tensor_meta(description.shape, description.stride, description.offset, dtype)
         return DescribedValue(meta, description.scalar)
 
-    def _own(self, failure: Failure) -> Failure:
+    def _with_executor(self, failure: Failure) -> Failure:
         """Return a failure with this executor's number, unless the failure names another executor."""
         return failure if failure.executor else msgspec.structs.replace(failure, executor=self.number)
 

@@ -49,7 +49,7 @@ class SingleDevice(PlacementPolicy):
                 obstacles[device.id] = empty_devices.obstacle(context, device, spill)
                 if not obstacles[device.id]:
                     return self._placement_on(context, device, bytes_held, obstacles)
-        raise DoesNotFit(f"no device can run this program alone ({_listed(obstacles)})")
+        raise DoesNotFit(f"no device can run this program alone ({_obstacles_text(obstacles)})")
 
     def _placement_on(
         self,
@@ -62,12 +62,12 @@ class SingleDevice(PlacementPolicy):
             reason = f"{bytes_held[device.id]:,} of {sum(bytes_held.values()):,} bytes of the inputs are there"
         else:
             reason = "the first device" if device is context.topology.devices[0] else "the first device that fits"
-        if obstacle_list := _listed(obstacles):
+        if obstacle_list := _obstacles_text(obstacles):
             reason = f"{reason} (not {obstacle_list})"
         return attrs.evolve(_on_one_device(context, device.id, reason), policy=self.name)
 
 
-def _listed(obstacles: Mapping[str, str]) -> str:
+def _obstacles_text(obstacles: Mapping[str, str]) -> str:
     obstacle_texts = [f"{device}: {obstacle}" for device, obstacle in obstacles.items() if obstacle]
     return "; ".join(obstacle_texts[:SHOWN]) + (
         f"; and {len(obstacle_texts) - SHOWN} more devices" if len(obstacle_texts) > SHOWN else ""

@@ -424,7 +424,7 @@ class _CapableDevices:
     """Devices that can run blocks, computed once per distinct set of missing dtypes and ops."""
 
     def __init__(self, context: PlacementContext, resident_storages: Mapping[int, str]) -> None:
-        self._context, self._settled = context, resident_storages
+        self._context, self._resident_storages = context, resident_storages
         self._devices_by_limits: dict[tuple[frozenset[str], frozenset[str]], list[DeviceCapabilities]] = {}
         for device in context.topology.devices:
             self._devices_by_limits.setdefault((device.dtypes, device.unsupported), []).append(device)
@@ -439,6 +439,6 @@ class _CapableDevices:
             if any(missing_capability(self._context, node, devices[0]) for node in nodes):
                 continue
             foreign = [v for v in inputs if dtypes and dtype_of(self._context.graph, v) not in dtypes]
-            homes = {self._settled.get(storage_of(v), "") for v in foreign}
+            homes = {self._resident_storages.get(storage_of(v), "") for v in foreign}
             capable.update(d.id for d in devices if not homes or homes == {d.id})
         return {d: None for d in self._order if d in capable}

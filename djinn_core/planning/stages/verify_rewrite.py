@@ -60,7 +60,7 @@ class _RewriteCheck:
         client_storages = frozenset(map(storage_of, kept_values))
         return cls(
             graph=graph,
-            kept=kept_values,
+            kept_values=kept_values,
             before=frozenset(plan.nodes),
             running=running,
             replace=replace,
@@ -90,7 +90,7 @@ class _RewriteCheck:
         if not node.outputs and not node.writes:
             yield f"it drops {node.op} (node {node_id}), which runs for its effect"
         for value in node.outputs:
-            if value in self.kept:
+            if value in self.kept_values:
                 yield f"it drops node {node_id}, whose value {value} the client still holds"
             elif value in self.used:
                 yield f"it drops node {node_id}, whose value {value} is still used"
@@ -121,7 +121,7 @@ class _RewriteCheck:
     def _merge_conflicts(self, value: int, substitute: int) -> Iterator[str]:
         """Yield the ways in which a program could detect that two values were merged."""
         storage, substitute_storage = storage_of(value), storage_of(substitute)
-        if value in self.kept:
+        if value in self.kept_values:
             yield f"it replaces value {value}, which the client still holds"
         if storage == substitute_storage:  # two views of one memory: an op such as `t_` changes only one view
             if value in self.changed or substitute in self.changed:

@@ -310,7 +310,7 @@ class ReliableConnection(ReconnectingConnection):
         if not self._read_lock.acquire(blocking=False):
             return
         try:
-            self._early.fill(lambda: self._read(self._inner, 0.0), frames, nbytes)
+            self._early.fill(lambda: self._receive_frame(self._inner, 0.0), frames, nbytes)
         finally:
             self._read_lock.release()
 
@@ -324,12 +324,12 @@ class ReliableConnection(ReconnectingConnection):
         if self._closed:
             raise TransportError(self._closed)
         try:
-            return self._read(inner, timeout)
+            return self._receive_frame(inner, timeout)
         except TransportError as error:
             self._restore(inner, error)
             return None
 
-    def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
+    def _receive_frame(self, inner: Connection, timeout: float | None) -> Frame | None:
         """Return the next frame of `inner`, or None after a note or a frame out of order."""
         try:
             frame = inner.receive(timeout)

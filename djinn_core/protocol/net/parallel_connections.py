@@ -39,7 +39,7 @@ class ParallelConnections:
         self._descriptors = {
             connection: connection.fileno() for connection in connections
         }  # cached, because a closed connection does not report it
-        self._sent = self._received = 0  # number of striped frames
+        self._sent_frames = self._received_frames = 0  # number of striped frames
         self.torn = False
         self._reassembly: Reassembly | None = None
         # pieces of later striped frames, for which there is no memory yet
@@ -76,8 +76,8 @@ class ParallelConnections:
         Raises:
             TransportError: a connection is broken, or the other end does not read and an interrupt is pending.
         """
-        self._sent += 1
-        pieces_to_send = pieces(self._sent, buffers)
+        self._sent_frames += 1
+        pieces_to_send = pieces(self._sent_frames, buffers)
         unsent: dict[StripingConnection, Sequence[Buffer]] = {}
         with selectors.DefaultSelector() as writable:
             self._check_ended()
@@ -141,9 +141,9 @@ class ParallelConnections:
         return True, reassembly.frame
 
     def _begin(self, striped: StripedFrame) -> Reassembly:
-        self._received += 1
+        self._received_frames += 1
         try:
-            self._reassembly = reassembly = Reassembly(self._received, striped)
+            self._reassembly = reassembly = Reassembly(self._received_frames, striped)
         except MemoryError:
             raise ProtocolError("no memory for the buffers of a striped frame") from None
         early = [

@@ -146,7 +146,7 @@ class SocketConnection(StripingConnection):
 
     def notice_silence(self) -> None:
         """End the connection if the other machine or the connection's own address is gone; never blocks, never raises."""
-        if self._ended or self._process != os.getpid():
+        if self._end_reason or self._process != os.getpid():
             return
         try:
             seconds = self._silence.seconds(self._socket)
@@ -164,7 +164,7 @@ class SocketConnection(StripingConnection):
     @property
     def link(self) -> LinkFacts:
         """Return measurements of the network so far. Never blocks, never raises."""
-        if self._ended:
+        if self._end_reason:
             return NO_LINK
         try:
             latency, rate = link_figures(self._socket)
@@ -190,7 +190,7 @@ class SocketConnection(StripingConnection):
 
     def descriptor(self) -> int | None:
         """Return a descriptor to wait for the next frame; None while parallel connections also deliver pieces of it."""
-        return None if self._ended or self._decoder.waiting else self._socket.fileno()
+        return None if self._end_reason or self._decoder.waiting else self._socket.fileno()
 
     @property
     def hung_up(self) -> bool:
@@ -198,7 +198,7 @@ class SocketConnection(StripingConnection):
 
         Earlier bytes may be unread. Thread-safe.
         """
-        return bool(self._ended) or hung_up(self._socket)
+        return bool(self._end_reason) or hung_up(self._socket)
 
     @property
     def _torn(self) -> bool:
@@ -291,8 +291,8 @@ class SocketConnection(StripingConnection):
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         """Send as much as the other end accepts now, without blocking. Return the unsent buffers."""
         with self._send_lock:
-            if self._send_closed or self._ended:
-                raise TransportError(self._ended or self._send_closed)
+            if self._send_closed or self._end_reason:
+                raise TransportError(self._end_reason or self._send_closed)
             try:
                 count = send_now(self._socket, buffers)
             except BlockingIOError:
@@ -352,7 +352,7 @@ class AcceptedConnection(SocketConnection):
         If a socket is closed while bytes arrive, the kernel resets the connection. The other end would lose bytes in
         flight, above all the reason for the close.
         """
-        if not self._ended and self._process == os.getpid():
+        if not self._end_reason and self._process == os.getpid():
             self.stop_sending("the connection was closed at this end")
             self._discard(time.monotonic() + _LINGER_SECONDS)
         super().close()
@@ -364,7 +364,7 @@ class AcceptedConnection(SocketConnection):
         if not self._receive_lock.acquire(timeout=_LINGER_SECONDS):
             return
         try:
-            while room > 0 and not self._ended and self._wait_readable(self._poll, deadline):
+            while room > 0 and not self._end_reason and self._wait_readable(self._poll, deadline):
                 try:
                     count = self._socket.recv_into(scratch, 0, DONTWAIT)
                 except BlockingIOError:  # half a TLS record

@@ -29,7 +29,7 @@ class StreamConnection(Connection):
 
     A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`.
     It may override `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds received
-    bytes to `_decoder`, and reads `_ended` and `_send_closed`. All names in `OWN` belong to this class: a subclass assigns
+    bytes to `_decoder`, and reads `_end_reason` and `_send_closed`. All names in `OWN` belong to this class: a subclass assigns
     none of them. `TransportConformance` checks that.
 
     Attributes:
@@ -39,7 +39,7 @@ class StreamConnection(Connection):
 
     OWN: ClassVar[Mapping[str, type]] = MappingProxyType({
         "_decoder": FrameDecoder, "_process": int, "_send_lock": LockType, "_receive_lock": LockType, "_sent": list, "_unsent_rest": list,
-        "_send_closed": str, "_ended": str,
+        "_send_closed": str, "_end_reason": str,
     })  # fmt: skip
 
     peer: str = ""
@@ -54,7 +54,7 @@ class StreamConnection(Connection):
         self._sent: list[int] = []  # sizes of the sent parts of the current frame
         self._unsent_rest: list[bytes] = []  # rest of an interrupted frame, which is sent before the next one
         self._send_closed = ""  # reason why nothing can be sent any more
-        self._ended = ""  # reason why both directions have ended
+        self._end_reason = ""  # reason why both directions have ended
 
     # --- methods for subclasses ----------------------------------------------------------------------------
 
@@ -142,8 +142,8 @@ class StreamConnection(Connection):
             buffers, large = self._stripe(buffers)
         try:
             with self._send_lock:
-                if self._send_closed or self._ended:
-                    raise TransportError(self._ended or self._send_closed)
+                if self._send_closed or self._end_reason:
+                    raise TransportError(self._end_reason or self._send_closed)
                 if self._unsent_rest:
                     buffers = [*self._unsent_rest, *buffers]
                 self._sent = []
@@ -159,7 +159,7 @@ class StreamConnection(Connection):
                     self._finish_or_end(() if large else buffers)
                     raise
         finally:
-            if self._ended:
+            if self._end_reason:
                 self._release()
 
     def _finish_or_end(self, buffers: Sequence[Buffer]) -> None:
@@ -179,8 +179,8 @@ class StreamConnection(Connection):
                 raise TimeoutError(f"{self.peer}: another thread has been receiving for more than {timeout} s")
             timeout = None if timeout is None else max(0.0, started + timeout - time.monotonic())
         try:
-            if self._ended:
-                raise TransportError(self._ended)
+            if self._end_reason:
+                raise TransportError(self._end_reason)
             frames = self._decoder.frames
             undated = timeout is None or timeout > self._undated_seconds > 0.0  # usually the clock need not be read
             deadline = None if undated or timeout is None else time.monotonic() + timeout
@@ -209,7 +209,7 @@ class StreamConnection(Connection):
             raise
         finally:
             self._receive_lock.release()
-            if self._ended:
+            if self._end_reason:
                 self._release()
 
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
@@ -225,7 +225,7 @@ class StreamConnection(Connection):
             return
         try:
             now = time.monotonic()
-            while not self._ended and not self._decoder.frames and self._receive_some(now):
+            while not self._end_reason and not self._decoder.frames and self._receive_some(now):
                 pass
         except (OSError, ProtocolError) as error:
             self._end(str(error))
@@ -243,18 +243,18 @@ class StreamConnection(Connection):
         """End the sending direction only, and return the reason. Frames of the other end can still be received."""
         if not self._send_closed:
             self._send_closed = f"{self.peer}: {reason}"
-            if not self._ended and self._process == os.getpid():
+            if not self._end_reason and self._process == os.getpid():
                 self._hang_up()
-        return self._ended or self._send_closed
+        return self._end_reason or self._send_closed
 
     def _end(self, reason: str) -> str:
         """End both directions, wake the waiting threads, and return the reason."""
-        if not self._ended:
-            self._ended = f"{self.peer}: {reason}"
+        if not self._end_reason:
+            self._end_reason = f"{self.peer}: {reason}"
             # A shutdown would end the connection for a forked child's parent, too.
             if self._process == os.getpid():
                 self._shut_down()
-        return self._ended
+        return self._end_reason
 
     def _release(self) -> None:
         """Close the sockets once no thread is inside a call on them. The kernel may reuse descriptors at once.

@@ -127,8 +127,8 @@ class StripingConnection(StreamConnection):
             TransportError: this connection has ended.
         """
         with interrupt_mask, self._send_lock:
-            if self._send_closed or self._ended:
-                raise TransportError(self._ended or self._send_closed)
+            if self._send_closed or self._end_reason:
+                raise TransportError(self._end_reason or self._send_closed)
             self._take_parallel(connections)
             self._sent = []
             try:
@@ -213,7 +213,7 @@ class StripingConnection(StreamConnection):
     @property
     def ended(self) -> str:
         """The reason why the connection has ended; empty while it is open."""
-        return self._ended
+        return self._end_reason
 
     def end(self, reason: str) -> None:
         """Shut down both directions. `close` releases the resources."""

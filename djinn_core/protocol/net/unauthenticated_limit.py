@@ -28,7 +28,7 @@ class UnauthenticatedLimit:
     """The unauthenticated connections of a server, oldest first."""
 
     def __init__(self, max_connections: int = MOST) -> None:
-        self._most = max_connections
+        self._max_connections = max_connections
         self._lock = threading.Lock()
         self._connections: dict[int, Closable] = {}
         self.dropped = 0
@@ -38,11 +38,11 @@ class UnauthenticatedLimit:
         """Context manager: count `connection` as unauthenticated inside the block."""
         with self._lock:
             self._connections[id(connection)] = connection
-            oldest = next(iter(self._connections)) if len(self._connections) > self._most else None
+            oldest = next(iter(self._connections)) if len(self._connections) > self._max_connections else None
             evicted = None if oldest is None else self._connections.pop(oldest)
             self.dropped += evicted is not None
         if evicted is not None:
-            _log.warning("too many unauthenticated connections: the oldest was closed", most=self._most)
+            _log.warning("too many unauthenticated connections: the oldest was closed", most=self._max_connections)
             evicted.close()
         try:
             yield

@@ -13,7 +13,7 @@ import pytest
 
 import djinn
 from djinn_commands.connect.connecting import failure, platform_options, port_of
-from djinn_commands.connect.job_commands import _listed
+from djinn_commands.connect.job_commands import _paths_text
 from djinn_commands.connect.job_runner import named_files
 from djinn_commands.connect.jobs import read_jobs
 from djinn_commands.connect.keeper import is_final, next_pause
@@ -319,4 +319,4 @@ def test_files_named_by_requirements(tmp_path, monkeypatch):
 
 
 def test_file_names_are_escaped():
-    assert _listed(["a\n\x1b[2J", "b\udcff"]) == "a\\n\\x1b[2J, b\\udcff"
+    assert _paths_text(["a\n\x1b[2J", "b\udcff"]) == "a\\n\\x1b[2J, b\\udcff"

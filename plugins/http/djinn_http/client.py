@@ -160,7 +160,7 @@ class HttpConnection(StreamConnection):
 
     def _collect_responses(self) -> None:
         """Read the responses to `send` requests that have arrived. Never blocks. The next `send` raises the errors."""
-        if self._ended or not self._send_lock.acquire(blocking=False):
+        if self._end_reason or not self._send_lock.acquire(blocking=False):
             return
         try:
             now = time.monotonic()
@@ -173,7 +173,7 @@ class HttpConnection(StreamConnection):
 
     def _say_goodbye(self) -> None:
         """Send a `close` request after all frames, because the server cannot detect a disconnect."""
-        if self._ended or self._send_closed or self._process != os.getpid():
+        if self._end_reason or self._send_closed or self._process != os.getpid():
             return
         if not self._send_lock.acquire(timeout=_PATIENCE_SECONDS):
             return
@@ -253,7 +253,7 @@ class HttpConnection(StreamConnection):
         response = self._receive.response
         self._failures += 1
         begun = response is not None and response.begun
-        if self._ended or self._deserted or begun or self._failures >= _ATTEMPTS:
+        if self._end_reason or self._deserted or begun or self._failures >= _ATTEMPTS:
             raise error
         self._receive.reopen()
         self._ask()

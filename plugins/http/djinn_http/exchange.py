@@ -74,7 +74,7 @@ class HttpExchange:
         self._counted = [0, 0]  # of what the connection under TLS has sent and received
         self._poll = poller()
         self._used = 0.0
-        self._ended = False
+        self._has_ended = False
 
     @property
     def waiting(self) -> bool:
@@ -159,7 +159,7 @@ class HttpExchange:
 
     def shut_down(self) -> None:
         """Make threads that wait on the connection raise an error. Later requests also fail."""
-        self._ended = True
+        self._has_ended = True
         sock = self._socket
         if sock is not None:
             with suppress(OSError):  # it was closed already
@@ -189,7 +189,7 @@ class HttpExchange:
             self._replace()
         if self._socket is None:
             self._adopt(self._connect())
-        if self._ended or self._socket is None:
+        if self._has_ended or self._socket is None:
             raise TransportError("the connection was closed")
         self._used = time.monotonic()
         return self._socket

@@ -71,7 +71,7 @@ class UpgradedConnection(SocketConnection):
             return
         with suppress(OSError):
             try:
-                if not (self._ended or self._send_closed or self._unsent_rest):
+                if not (self._end_reason or self._send_closed or self._unsent_rest):
                     count = self._socket.send(_IDLE_BYTES, DONTWAIT)
                     self.bytes_sent += count
                     self._unsent_rest = [_IDLE_BYTES[count:]] if count < len(_IDLE_BYTES) else []

@@ -43,7 +43,7 @@ class KeySet:
         self._lock = threading.Lock()
         self._trouble = ""
         self._version = _version(path)
-        self._keys = _read(path)
+        self._keys = _read_keys(path)
 
     def current(self) -> tuple[VerifyingKey, ...]:
         """Return the current keys. Read the file again if it has changed.
@@ -54,7 +54,7 @@ class KeySet:
             try:
                 version = _version(self._path)
                 if version != self._version:
-                    self._keys, self._version, self._trouble = _read(self._path), version, ""
+                    self._keys, self._version, self._trouble = _read_keys(self._path), version, ""
                     _log.info("the key set %s was reloaded: %d keys", self._path, len(self._keys))
             except ConfigurationError as error:
                 if str(error) != self._trouble:  # log once, because every connection calls this method
@@ -71,7 +71,7 @@ def _version(path: Path) -> tuple[int, ...]:
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _read(path: Path) -> tuple[VerifyingKey, ...]:
+def _read_keys(path: Path) -> tuple[VerifyingKey, ...]:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):

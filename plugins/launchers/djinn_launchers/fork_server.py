@@ -79,7 +79,7 @@ class ForkServer:
         descriptors: list[int] = []
         try:
             head, descriptors, _, _ = socket.recv_fds(connection, 4, 8)
-            order = json.loads(_received(connection, int.from_bytes(head, "little")))
+            order = json.loads(_receive_request(connection, int.from_bytes(head, "little")))
             process = os.fork()
             if not process:
                 received_descriptors, descriptors = (
@@ -137,7 +137,7 @@ def _close(descriptors: list[int]) -> None:
         os.close(number)
 
 
-def _received(client: socket.socket, length: int) -> bytes:
+def _receive_request(client: socket.socket, length: int) -> bytes:
     """Receive `length` bytes from a client, or fewer if the client closes the connection before.
 
     Raises:

@@ -76,7 +76,7 @@ class PipedHandle(ExecutorHandle):
             ) from error
         self._placed = self._ask("", arguments)
         self._ask("wait", ()).add_done_callback(self._record_end)
-        threading.Thread(target=self._read, name="djinn-holder", daemon=True).start()
+        threading.Thread(target=self._read_replies, name="djinn-holder", daemon=True).start()
 
     def wait_placed(self) -> None:
         """Wait until the holder runs, as `ExecutorHandle.wait_placed` does."""
@@ -165,7 +165,7 @@ class PipedHandle(ExecutorHandle):
             _settle(future, StartupError(f"the executor's parent process behind `{self._command_text}` has ended"))
         return future
 
-    def _read(self) -> None:
+    def _read_replies(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as replies:
             lines = LineReader(replies.fileno())
@@ -202,7 +202,7 @@ class PipedHandle(ExecutorHandle):
             _settle(future, reply.result if reply.error is None else StartupError(reply.error))
 
     def _record_end(self, reply: Future[Any]) -> None:
-        if reply.exception() is None:  # otherwise the command has ended, and `_read` reports how
+        if reply.exception() is None:  # otherwise the command has ended, and `_read_replies` reports how
             status, how = reply.result()
             _settle(self._end_of_executor, (status, how))
 

@@ -134,7 +134,7 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     return call(func, (target, source), {})
 
 
-def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle `empty_like`, which copies the indices of its source, and `zeros_like`, whose result has no elements."""
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
@@ -286,8 +286,8 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.clone.default: _clone,
         aten._to_copy.default: _to_copy,
         aten.copy_.default: _copy,
-        aten.zeros_like.default: _like,
-        aten.empty_like.default: _like,
+        aten.zeros_like.default: _empty_like,
+        aten.empty_like.default: _empty_like,
         aten.normal_.default: _fill_normal,
         aten.is_pinned.default: _is_pinned,
         aten.resize_.default: resize_compressed,

@@ -119,7 +119,7 @@ class _Arguments:
     def __init__(self) -> None:
         self.kinds: set[str] = set()
         self._memory: dict[int, int] = {}  # address of a storage: offset of its first tensor, in elements
-        self._written: tuple[Any, ...] = ()  # `_identity_of` the argument that the op may write
+        self._written_identity: tuple[Any, ...] = ()  # `_identity_of` the argument that the op may write
 
     def make(self, argument: Any) -> Any:
         """Return an argument, with non-strided tensors built from their encoded form."""
@@ -138,7 +138,7 @@ class _Arguments:
     def copy_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
         """Return a copy of an argument that the op may write into."""
         copy = argument.clone()
-        self._written = _identity_of(copy)
+        self._written_identity = _identity_of(copy)
         return copy
 
     def split_result(self, result: Any) -> list[torch.Tensor]:
@@ -147,7 +147,7 @@ class _Arguments:
             return _padded_parts([NO_RESULT])
         if not isinstance(result, torch.Tensor):
             return _padded_parts([STRIDED_RESULT], torch.tensor(result))
-        in_place = int(bool(self._written) and self._written == _identity_of(result))
+        in_place = int(bool(self._written_identity) and self._written_identity == _identity_of(result))
         memory = result.untyped_storage().data_ptr() if result.is_nested else 0
         if result.is_nested and (not result.is_contiguous() or memory in self._memory):
             header, *parts = _nested_view_parts(result, in_place, self._memory.get(memory, 0))

@@ -246,7 +246,7 @@ def _map_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return wrap_nested(results, first.sizes, first.component_strides)
 
 
-def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _empty_like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device = args[0], kwargs.get("device")
     keywords = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
     if device is not None and not is_remote(device):
@@ -506,10 +506,10 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.copy_.default: _copy,
         aten.is_same_size.default: _is_same_size,
         aten.is_pinned.default: _query_handler(lambda _source: False),
-        aten.empty_like.default: _like,
-        aten.ones_like.default: _like,
-        aten.zeros_like.default: _like,
-        aten.randn_like.default: _like,
+        aten.empty_like.default: _empty_like,
+        aten.ones_like.default: _empty_like,
+        aten.zeros_like.default: _empty_like,
+        aten.randn_like.default: _empty_like,
         **_elementwise(),
     }
 )

@@ -66,7 +66,7 @@ class UploadProgress(Observer):
         self._patience = patience
         self._bar: ProgressBar | None = None
         self._bytes_done = self._bytes_recalled = self._bytes_expected = 0
-        self._began = self._last = self._is_drawn = 0.0
+        self._began = self._last_event = self._is_drawn = 0.0
 
     @property
     def events(self) -> frozenset[str]:  # type: ignore[override] # read again when settings change
@@ -86,15 +86,15 @@ class UploadProgress(Observer):
         if self._bar is not None:
             self._bar.remove()
         self._bar = None
-        self._began = self._last = self._is_drawn = now
+        self._began = self._last_event = self._is_drawn = now
         self._bytes_done = self._bytes_recalled = self._bytes_expected = 0
 
     def _uploaded(self, nbytes: int, recalled: bool, now: float) -> None:
-        if now - self._last > max(self._patience, PATIENCE) or not self._bytes_done:
+        if now - self._last_event > max(self._patience, PATIENCE) or not self._bytes_done:
             bytes_expected = self._bytes_expected
             self._begin(now)
             self._bytes_expected = bytes_expected
-        self._last = now
+        self._last_event = now
         self._bytes_done += nbytes
         self._bytes_recalled += nbytes if recalled else 0
         if self._bytes_expected and self._bytes_done >= self._bytes_expected:

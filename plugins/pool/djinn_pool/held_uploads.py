@@ -26,7 +26,7 @@ class HeldUploads:
         self._executors = executors
         self.fill(())
         self._locations = locations
-        self._held: dict[int, torch.Tensor | StoredTensor] = {}
+        self._uploads: dict[int, torch.Tensor | StoredTensor] = {}
         self._bytes = 0
         self.reads: set[int] = set()
 
@@ -37,24 +37,24 @@ class HeldUploads:
         ]  # executors of unknown memory are filled evenly, like full ones
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._uploads)
 
     def __contains__(self, handle: int) -> bool:
-        return handle in self._held
+        return handle in self._uploads
 
     def hold(self, handle: int, copy: torch.Tensor | StoredTensor) -> list[int]:
         """Defer the upload of `copy`. Return the handles that the caller must send now to keep the limit `HELD_LIMIT`.
 
         These are the oldest handles. A `StoredTensor` needs no memory in this process and does not count.
         """
-        self._held[handle] = copy
+        self._uploads[handle] = copy
         if isinstance(copy, StoredTensor):
             self.reads.add(handle)
         else:
             self._bytes += copy.nbytes
         over: list[int] = []
         bytes_left = self._bytes
-        for oldest, tensor in self._held.items() if bytes_left > HELD_LIMIT else ():
+        for oldest, tensor in self._uploads.items() if bytes_left > HELD_LIMIT else ():
             if bytes_left <= HELD_LIMIT:
                 break
             if oldest not in self.reads:
@@ -64,12 +64,12 @@ class HeldUploads:
 
     def give(self, handle: int, executor: int) -> int:
         """Send the deferred upload of `handle` to an executor. Return the bytes that it takes there."""
-        tensor = self._take(handle)
+        tensor = self._pop(handle)
         self._executors.members[executor].upload(handle, tensor)
         return tensor.nbytes
 
-    def _take(self, handle: int) -> torch.Tensor | StoredTensor:
-        tensor = self._held.pop(handle)
+    def _pop(self, handle: int) -> torch.Tensor | StoredTensor:
+        tensor = self._uploads.pop(handle)
         if handle in self.reads:
             self.reads.remove(handle)
         else:
@@ -78,16 +78,16 @@ class HeldUploads:
 
     def drop(self, handles: Sequence[int]) -> None:
         """Discard the deferred uploads of these handles, because the program has freed the values."""
-        for handle in handles if self._held else ():
-            if handle in self._held:
-                self._take(handle)
+        for handle in handles if self._uploads else ():
+            if handle in self._uploads:
+                self._pop(handle)
 
     def executor_with_space(self, handle: int) -> int:
         """Return the executor for a deferred upload: the first with enough free bytes, or else the one with the most.
 
         So weights that are loaded in order stay together.
         """
-        return self.executor_with_bytes(self._held[handle].nbytes, self._executors.present)
+        return self.executor_with_bytes(self._uploads[handle].nbytes, self._executors.present)
 
     def executor_with_bytes(self, needed: int, executors: Sequence[int]) -> int:
         """Return the first of `executors` with `needed` free bytes, or else the executor with the most free bytes."""

@@ -44,7 +44,7 @@ class ListOps:
 
     def __init__(self) -> None:
         self._splits: PlanCache[_Split] = PlanCache()
-        self._listed: LruCache[tuple[Call, ...], bool] = LruCache(_PROGRAMS)
+        self._has_list_ops: LruCache[tuple[Call, ...], bool] = LruCache(_PROGRAMS)
         self._parts: LruCache[tuple[Call, tuple[int, ...]], _CallPart] = LruCache(_PARTS)
 
     def split(self, program: Program, homes: Mapping[int, int]) -> Program:
@@ -54,9 +54,9 @@ class ListOps:
 
         `homes`: the executor of each storage.
         """
-        if (list_calls := self._listed.use(program.calls)) is None:
+        if (list_calls := self._has_list_ops.use(program.calls)) is None:
             list_calls = any(_LIST_OP.match(call.op) for call in program.calls)
-            self._listed.store(program.calls, list_calls)
+            self._has_list_ops.store(program.calls, list_calls)
         if not list_calls:
             return program
         variants, _ = self._splits.find(program)
@@ -64,19 +64,21 @@ class ListOps:
         if len({*where}) == 1 and where[0] is not None:
             return program
         if (variant := next((s for s in variants if s.where == where), None)) is None:
-            variant = self._made(program, where, homes)
+            variant = self._split_program(program, where, homes)
             variants.append(variant)
             del variants[:-_VARIANTS]
         return variant.of(program, self._part) if variant.groups else program
 
-    def _made(self, program: Program, executors: tuple[int | None, ...], homes: Mapping[int, int]) -> _Split:
+    def _split_program(self, program: Program, executors: tuple[int | None, ...], homes: Mapping[int, int]) -> _Split:
         groups = _groups(program, homes)
         instructions: list[int] = []
         operands: list[int] = []
         slots: list[int] = []
         at = slot = 0
         for index, call in enumerate(program.calls):
-            for part in [self._part(call, group) for group in groups[index]] if index in groups else [_whole(call)]:
+            for part in (
+                [self._part(call, group) for group in groups[index]] if index in groups else [_whole_call(call)]
+            ):
                 instructions.append(index)
                 operands += [at + position for position in part.operands]
                 slots += [slot + position for position in part.slots]
@@ -142,7 +144,7 @@ class _Split:
         )
 
 
-def _whole(call: Call) -> _CallPart:
+def _whole_call(call: Call) -> _CallPart:
     return _CallPart(call, tuple(range(call.operand_count + call.new_count)), tuple(range(call.slot_count)))
 
 

@@ -126,11 +126,11 @@ class _Writer:
         self.freed: list[int] = []
         self.executor = executor
         for step in steps:
-            self._take(step)
+            self._add_step(step)
         self._flush()
         return self.parts
 
-    def _take(self, step: Step) -> None:
+    def _add_step(self, step: Step) -> None:
         if isinstance(step, Run):
             self.nodes += step.nodes
         elif isinstance(step, Free):

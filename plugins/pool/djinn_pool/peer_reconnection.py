@@ -39,11 +39,11 @@ def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -
         server: address by which this client reaches `target`.
     """
     host = parse_url(server).hostname or "" if "://" in server else ""
-    urls = tuple(_placed(url, host) for url in ticket.urls)
+    urls = tuple(_reachable_url(url, host) for url in ticket.urls)
     return ConnectPeer(target + 1, source + 1, ticket.ticket, urls, ticket.fingerprint)
 
 
-def _placed(url: str, host: str) -> str:
+def _reachable_url(url: str, host: str) -> str:
     """Return an executor's address `url` with the host by which this client reaches it.
 
     If `host` is a loopback address, it may be the end of a tunnel, and `url` is returned unless its host is a wildcard.
@@ -78,7 +78,7 @@ class PeerReconnection:
         """`pairs`: function that returns the (sender, receiver) pairs of connections to and from an executor."""
         self._pairs = pairs
         self._instances: dict[int, str] = {}
-        self._known: dict[int, _Member] = {}
+        self._members: dict[int, _Member] = {}
         self._closed = threading.Event()
 
     def join(self, number: int, connection: ClientChannel, server: str, instance: str) -> None:
@@ -92,17 +92,17 @@ class PeerReconnection:
         """
         self._instances[number] = instance
         if connection.reconnection is not None:
-            self._known[number] = _Member(connection.reconnection, server)
+            self._members[number] = _Member(connection.reconnection, server)
             connection.call_when_resumed(partial(self._resumed, number))
 
     def leave(self, number: int) -> None:
         """Stop watching an executor."""
-        self._known.pop(number, None)
+        self._members.pop(number, None)
         self._instances[number] = ""
 
     def _resumed(self, number: int, _seconds: float) -> None:
         """Reconnect an executor whose connection has resumed, if its process is new."""
-        peer = self._known.get(number)
+        peer = self._members.get(number)
         instance = peer.reach.instance if peer is not None else ""
         if instance != self._instances[number]:
             self._instances[number] = instance
@@ -113,7 +113,7 @@ class PeerReconnection:
     def _reconnect(self, number: int, instance: str) -> None:
         deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         # An executor whose connection does not outlive a break is not recovered.
-        waiting = [pair for pair in self._pairs(number) if self._known.keys() >= {*pair}]
+        waiting = [pair for pair in self._pairs(number) if self._members.keys() >= {*pair}]
         while waiting and not self._closed.is_set() and self._instances[number] == instance:
             if waiting[0] not in self._pairs(number):
                 waiting.pop(0)  # one of them has left
@@ -141,13 +141,13 @@ class PeerReconnection:
         Raises:
             DjinnError: the client cannot reach one of the executors, or `source` cannot reach `target`.
         """
-        receiver = self._known[target]
+        receiver = self._members[target]
         connection = receiver.reach.control_channel()
         try:
             ticket = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, receiver.server)
         finally:
             connection.close()
-        sender = self._known[source]
+        sender = self._members[source]
         connection = sender.reach.control_channel()
         try:
             request = connect_request(source, target, ticket, receiver.server)

@@ -44,13 +44,13 @@ def ask(
             sums.update(member.ask(message, StatsReply).values)
         reply = StatsReply(dict(sums))
     elif isinstance(message, OpenWeights):
-        reply = _opened(message, executors, device)
+        reply = _open_on_all(message, executors, device)
     else:
         reply = executors.for_index(device)[0].ask(message, kind)
     return reply  # type: ignore[no-any-return]
 
 
-def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
+def _open_on_all(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
     """Ask all executors to open stored weights, and return their common reply.
 
     If an executor refuses or has not finished, return its reply.

@@ -23,14 +23,14 @@ class Relay:
     def __init__(self, session: ExecutorClient) -> None:
         self._session = session
         self.has_news = False
-        self._seen: list[LinkMeasurement] = []
+        self._measurements: list[LinkMeasurement] = []
         self._room: Room | None = None
         self._frames: list[Frame] = []
         self._missing = 0
         session.replies.on_link_measurements = self._add_measurements
         session.replies.on_headroom = self._set_room
         for kind in (TransferHeader, TransferChunk):
-            session.replies.handle(kind, self._take)
+            session.replies.handle(kind, self._add_frame)
 
     def send(self, message: Message) -> None:
         """Send the executor a message between submissions. The caller holds the sink's lock."""
@@ -50,14 +50,14 @@ class Relay:
 
     def take_seen(self) -> list[LinkMeasurement]:
         """Return the link measurements since the last call."""
-        links, self._seen = self._seen, []
+        links, self._measurements = self._measurements, []
         self.has_news = self._room is not None
         return links
 
     def take_room(self) -> Room | None:
         """Return the executor's latest report of its memory, or None if no report has arrived since the last call."""
         room, self._room = self._room, None
-        self.has_news = bool(self._seen)
+        self.has_news = bool(self._measurements)
         return room
 
     def _set_room(self, room: Room) -> None:
@@ -65,13 +65,13 @@ class Relay:
         self.has_news = True
 
     def _add_measurements(self, seen: Sequence[LinkMeasurement]) -> None:
-        self._seen.extend(seen)
+        self._measurements.extend(seen)
         self.has_news = True
 
     def _is_complete(self) -> bool:
         return bool(self._frames) and not self._missing
 
-    def _take(self, message: TransferHeader | TransferChunk, body: Sequence[Buffer]) -> None:
+    def _add_frame(self, message: TransferHeader | TransferChunk, body: Sequence[Buffer]) -> None:
         if isinstance(message, TransferHeader):
             self._missing = sum(item.size for item in message.items)
         else:

@@ -104,8 +104,8 @@ class PoolReply(JoinedReplies):
         super().__init__(submission, parts)
         self._router, self._alike, self._took = router, family, took
         members = router.executors.members
-        self._begun = start_time
-        self._sent = [(member, member.submissions.last_number) for member in members]
+        self._start_time = start_time
+        self._submission_numbers = [(member, member.submissions.last_number) for member in members]
         # number of frames sent to each executor, after whose reply no work is pending
         self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
         self._late = submission.later is not None
@@ -125,7 +125,7 @@ class PoolReply(JoinedReplies):
         if self._synchronized:
             self._router.synchronized = self._synchronized
         if self._took is not None and not self._late:
-            self._took(time.perf_counter() - self._begun)
+            self._took(time.perf_counter() - self._start_time)
         return reply
 
     def note_failure(self, error: DjinnError) -> None:
@@ -141,7 +141,7 @@ class PoolReply(JoinedReplies):
 
     def mark_unobserved(self) -> None:
         """Mark the replies of all executors as unobserved, as `PendingReply.mark_unobserved`."""
-        for member, number in self._sent:
+        for member, number in self._submission_numbers:
             member.replies.mark_unobserved(number)
 
     def _forget(self) -> None:
@@ -177,7 +177,7 @@ class PoolRouter(Router):
         self._peer_reconnection = peer_reconnection = PeerReconnection(routes.pairs_of)
         before = context.planner, context.growth_intolerant_plugins
         new_planner(context, len(executors.present))
-        planning = partial(self._planned, unseen=False)
+        planning = partial(self._make_plan, unseen=False)
         self._planner = planner = PoolPlanner(planning, context.stats, locations, rules_for(context))
         planner.act_by(self._carry_out, self._free_copies)
         self.elastic = ElasticExecutors(
@@ -212,9 +212,9 @@ class PoolRouter(Router):
         """Plan a program, as `Router.plan`."""
         program = self._list_ops.split(graph.program, self._locations.homes)
         graph = graph if program is graph.program else Graph(program)
-        return self._planned(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
+        return self._make_plan(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
 
-    def _planned(self, graph: Graph, inputs: PlanningInputs, *, unseen: bool) -> PipelineResult:
+    def _make_plan(self, graph: Graph, inputs: PlanningInputs, *, unseen: bool) -> PipelineResult:
         """Return the plan of a program, or of a piece of it. `unseen`: True to notify no observers."""
         start = time.monotonic()
         result = plan_for_pool(graph, *context.configured(), self._links.topology, inputs)
@@ -226,9 +226,9 @@ class PoolRouter(Router):
         registry, settings = context.configured()
         executors = self.executors
         sessions = [executor.opened for executor in executors.current]
-        calibrate_in_background(sessions, settings, registry.cost_models, partial(self._measured, executors))
+        calibrate_in_background(sessions, settings, registry.cost_models, partial(self._discard_plans, executors))
 
-    def _measured(self, executors: Executors[ExecutorClient]) -> None:
+    def _discard_plans(self, executors: Executors[ExecutorClient]) -> None:
         """Discard all plans after a device was measured, if the session is still open."""
         with port.lock:
             session = context.session

@@ -95,13 +95,13 @@ class Routes:
         """
         present = self._executors.present
         if len(present) <= EVERY_LINK:
-            return self._measured(devices, itertools.permutations(present, 2))
+            return self._measure_links(devices, itertools.permutations(present, 2))
         ring = [(a, b) for first, second in itertools.pairwise(present) for a, b in ((first, second), (second, first))]
-        links = self._measured(devices, ring)
+        links = self._measure_links(devices, ring)
         middle = (statistics.median([link.bandwidth for link in links]), statistics.median([x.latency for x in links]))
         return (*links, Link(EVERYWHERE, EVERYWHERE, *middle))
 
-    def _measured(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
+    def _measure_links(self, devices: Sequence[str], pairs: Iterable[tuple[int, int]]) -> tuple[Link, ...]:
         connected = [(a, b, self.connect_peers(a, b)) for a, b in pairs]
         return tuple(
             Link(devices[a], devices[b], *(ROUNDABOUT if reply.error else (reply.bandwidth, reply.latency + HANDLING)))

@@ -85,15 +85,15 @@ class ValueLocations:
         storage = storage_of(value)
         self._rehome(storage, executor)
         for handle, holders in list(self._copies.get(storage, {}).items()):
-            self._keep(handle, holders - {executor})
+            self._set_copies(handle, holders - {executor})
 
     def copy(self, value: int, executors: Iterable[int]) -> None:
         """Record that these executors also hold a copy of a value."""
-        self._keep(value, (self.copies(value) or frozenset()) | frozenset(executors))
+        self._set_copies(value, (self.copies(value) or frozenset()) | frozenset(executors))
 
     def drop(self, value: int, executor: int) -> None:
         """Remove the record of an executor's copy."""
-        self._keep(value, (self.copies(value) or frozenset()) - {executor})
+        self._set_copies(value, (self.copies(value) or frozenset()) - {executor})
 
     def end_copies(self, values: Iterable[int]) -> list[tuple[int, int]]:
         """Forget all copies of the storages of `values`. Return these copies as pairs of value and executor."""
@@ -142,7 +142,7 @@ class ValueLocations:
     def _forget_copies(self, value: int, values_by_executor: dict[int, list[int]]) -> None:
         for executor in self.copies(value) or ():
             values_by_executor.setdefault(executor, []).append(value)
-        self._keep(value, frozenset())
+        self._set_copies(value, frozenset())
 
     def values_in(self, storage: int) -> list[int]:
         """Return the values that share a storage."""
@@ -152,7 +152,7 @@ class ValueLocations:
         """Remove an executor with its copies. It must be the home of no value."""
         for alike in list(self._copies.values()):
             for value, holders in list(alike.items()):
-                self._keep(value, holders - {executor})
+                self._set_copies(value, holders - {executor})
         del self.held[executor]
 
     def held_of(self, storages: Iterable[int]) -> Counter[int]:
@@ -165,7 +165,7 @@ class ValueLocations:
                 bytes_by_executor[executor] += self.size(storage)
         return bytes_by_executor
 
-    def _keep(self, value: int, holders: frozenset[int]) -> None:
+    def _set_copies(self, value: int, holders: frozenset[int]) -> None:
         storage = storage_of(value)
         before = self.copies(value) or frozenset()
         for executor in holders - before:

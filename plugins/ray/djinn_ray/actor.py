@@ -51,7 +51,7 @@ class RayHandle(ExecutorHandle):
         self._attempt = attempt
         self._lock = threading.Lock()
         self._over: tuple[int, str] | None = None
-        self._ended = self._has_place = False
+        self._has_ended = self._has_place = False
         self._node = ""
         with group.asking("Ray cannot create the actor of an executor"):
             self._actor = group.make_actor(ExecutorHolder, arguments, number, attempt)
@@ -196,8 +196,8 @@ class RayHandle(ExecutorHandle):
 
     def end(self) -> None:
         """End the holder, and return its resources to the cluster."""
-        if not self._ended:
-            self._ended = True
+        if not self._has_ended:
+            self._has_ended = True
             self._kill()
             self._group.release()
 
@@ -212,11 +212,11 @@ class RayHandle(ExecutorHandle):
     def restart(self) -> RayHandle:
         """End the actor, and start another actor in the same bundle. If the node was lost, Ray moves the bundle."""
         self._kill()
-        if self._ended:  # `end` has returned the resources
+        if self._has_ended:  # `end` has returned the resources
             self._group.take()
-        self._ended = False
+        self._has_ended = False
         handle = RayHandle(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
-        self._ended = True
+        self._has_ended = True
         return handle
 
 

@@ -60,9 +60,9 @@ class Group:
         self._lock = threading.Lock()
         self.users = 0
         self._placement: Any = None
-        self._own = not request.placement_group
+        self._owns_group = not request.placement_group
         wished = {name: amount for name, amount in request.resources.items() if amount}
-        if self._own:
+        if self._owns_group:
             self._bundles = [wished or {"CPU": 1.0}] * request.count
             return
         with self.asking(f"the placement group {request.placement_group!r} of the setting cannot be used"):
@@ -79,7 +79,7 @@ class Group:
 
         For a placement group of the user, return an empty string. `nodes`: result of `ray.nodes()`.
         """
-        if not self._own:
+        if not self._owns_group:
             return ""
         return resources.lacking(nodes, self._bundles[0], self._count, self.settings.strategy == "STRICT_SPREAD")
 
@@ -138,7 +138,7 @@ class Group:
             StartupError: the cluster does not answer.
         """
         with self._lock:
-            if not self.users and self._own:
+            if not self.users and self._owns_group:
                 with self.asking("Ray cannot create the placement group of the executors"):
                     name, strategy = f"djinn-{self._name}", self.settings.strategy
                     self._placement = self.ray.util.placement_group(self._bundles, strategy, name=name)
@@ -149,6 +149,6 @@ class Group:
         with self._lock:
             self.users -= 1
             last = self.users == 0
-        if last and self._own:
+        if last and self._owns_group:
             with contextlib.suppress(Exception):  # the cluster was left
                 self.ray.util.remove_placement_group(self._placement)

@@ -51,7 +51,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             OSError: the log cannot be written.
         """
         self.server = context.server
-        self._first = context.attached
+        self._first_executor = context.attached
         super().__init__(inner)
         self._standby_servers = list(context.standby)
         self._failover_log = FailoverLog(context.log_bytes)
@@ -240,7 +240,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         Raises:
             TransportError: it cannot.
         """
-        if reason := _incompatibility(self._first, attached):
+        if reason := _incompatibility(self._first_executor, attached):
             raise TransportError(reason)
 
     def _adopt(self, inner: ClientChannel, attached: Attached, server: StandbyServer) -> None:

@@ -112,7 +112,7 @@ class SnapshotReceiver:
         self.frames: SentFrames | None = frames
         self.reason = ""
         self.is_interrupted = False
-        self._left: int | None = None
+        self._missing_pieces: int | None = None
 
     def take(self, frame: Frame, message: Message) -> bool:
         """Store a frame of the snapshot. Return False for all other frames.
@@ -121,9 +121,9 @@ class SnapshotReceiver:
             OSError: the frame does not fit on the disk.
         """
         if isinstance(message, StateHeader):
-            self._left, self.reason = count_pieces(message.lengths), message.reason
-        elif isinstance(message, StateChunk) and self._left:
-            self._left -= 1
+            self._missing_pieces, self.reason = count_pieces(message.lengths), message.reason
+        elif isinstance(message, StateChunk) and self._missing_pieces:
+            self._missing_pieces -= 1
         else:
             self.is_interrupted |= not isinstance(message, Completed)
             return False
@@ -134,7 +134,7 @@ class SnapshotReceiver:
     @property
     def is_complete(self) -> bool:
         """Return True if the snapshot is complete."""
-        return self._left == 0
+        return self._missing_pieces == 0
 
     def drop(self) -> None:
         """Discard the snapshot, and ignore its further frames."""

@@ -37,7 +37,7 @@ def _same_dtype(arguments: Given, *names: str) -> None:
     _require(len(dtypes) == 1 and floating, f"{', '.join(names)} must have one floating-point dtype")
 
 
-def _within(name: str, tensor: torch.Tensor, minimum: int, stop: int) -> None:
+def _require_range(name: str, tensor: torch.Tensor, minimum: int, stop: int) -> None:
     """Require that all elements are at least `minimum` and less than `stop`. Tensors on other devices than CPUs are not checked."""
     if tensor.device.type != "cpu" or not tensor.numel():
         return
@@ -52,7 +52,7 @@ def _finite(name: str, tensor: torch.Tensor) -> None:
         _require(bool(torch.isfinite(tensor).all()), f"{name} must be finite")
 
 
-def _bounded(name: str, sizes: Sequence[int]) -> None:
+def _require_size(name: str, sizes: Sequence[int]) -> None:
     fits = all(0 <= size < _LARGEST for size in sizes) and math.prod(sizes) < _LARGEST
     _require(fits, f"{name} must have fewer than {_LARGEST} elements")
 
@@ -61,11 +61,11 @@ def _regions(arguments: Given, images: Sequence[int]) -> None:
     """Check the arguments of a pooling of regions. `images`: shape of the images."""
     rois = arguments["rois"]
     _require(rois.dim() == 2 and rois.shape[1] == 5, f"rois must have shape (K, 5), not {_shape(rois)}")
-    _bounded("rois", rois.shape)
-    _bounded("input", images)
+    _require_size("rois", rois.shape)
+    _require_size("input", images)
     batch, _, *sides = images
     _require(not len(rois) or min(sides) > 0, "input must have pixels if rois has regions")
-    _within("indices of images, in the first column of rois,", rois[:, 0], 0, batch)
+    _require_range("indices of images, in the first column of rois,", rois[:, 0], 0, batch)
     height, width, scale = arguments["pooled_height"], arguments["pooled_width"], arguments["spatial_scale"]
     _require(height > 0 and width > 0, "pooled_height and pooled_width must be positive")
     _require(abs(scale) < _LARGEST_SCALE, f"spatial_scale must be less than {_LARGEST_SCALE}")  # nan is not
@@ -88,7 +88,7 @@ def _nms(arguments: Given) -> None:
     boxes, scores = arguments["dets"], arguments["scores"]
     _same_dtype(arguments, "dets", "scores")
     _require(boxes.dim() == 2 and boxes.shape[1] == 4, f"boxes must have shape (N, 4), not {_shape(boxes)}")
-    _bounded("boxes", boxes.shape)
+    _require_size("boxes", boxes.shape)
     _require(_shape(scores) == (boxes.shape[0],), f"scores must have shape ({boxes.shape[0]},), not {_shape(scores)}")
 
 
@@ -104,7 +104,7 @@ def _forward(by_position: bool) -> Check:
         if by_position:
             _require(images.shape[1] % parts == 0, f"the channels of input must be a multiple of {parts}")
         channels = images.shape[1] // parts if by_position else images.shape[1]
-        _bounded("the result", (arguments["rois"].shape[0], channels, parts))
+        _require_size("the result", (arguments["rois"].shape[0], channels, parts))
 
     return check
 
@@ -127,7 +127,7 @@ def _backward(indices: str = "") -> Check:
             arguments["pooled_height"],
             arguments["pooled_width"],
         )
-        _bounded("grad", expected_shape)
+        _require_size("grad", expected_shape)
         _require(_shape(grad) == expected_shape, f"grad must have shape {expected_shape}, not {_shape(grad)}")
         if indices:
             index_tensor = arguments[indices]
@@ -137,7 +137,7 @@ def _backward(indices: str = "") -> Check:
                 f"{indices} must have shape {expected_shape}, not {_shape(index_tensor)}",
             )
             _require(index_tensor.dtype is torch.int32, f"{indices} must be int32")
-            _within(indices, index_tensor, -1 if indices == "argmax" else 0, stop)
+            _require_range(indices, index_tensor, -1 if indices == "argmax" else 0, stop)
 
     return check
 
@@ -158,7 +158,7 @@ def _deform(arguments: Given) -> None:
     _require(max(*stride, *dilation, *padding) < 1 << 20, "stride, dilation and padding must be less than 1048576")
     _require(groups > 0 and parts > 0, "groups and offset_groups must be positive")
     for name in names:
-        _bounded(name, arguments[name].shape)
+        _require_size(name, arguments[name].shape)
     batch, channels = images.shape[:2]
     channels_out, each, *kernel = weight.shape
     _require(min(kernel) > 0, "the kernel must have at least one element")
@@ -172,7 +172,7 @@ def _deform(arguments: Given) -> None:
     out = [(size + 2 * pad - span) // step + 1 for size, pad, span, step in sides]
     _require(min(out) > 0, "the kernel must not be larger than the padded input")
     cells = parts * kernel[0] * kernel[1]
-    _bounded("the result or its columns", (batch, max(channels_out, channels * kernel[0] * kernel[1]), *out))
+    _require_size("the result or its columns", (batch, max(channels_out, channels * kernel[0] * kernel[1]), *out))
     _require(_shape(offset) == (batch, 2 * cells, *out), f"offset must have shape {(batch, 2 * cells, *out)}")
     _finite("offset", offset)
     if arguments["use_mask"]:

@@ -100,12 +100,12 @@ class BulkChannel:
         self._lock = threading.Lock()
         self._closed = False
         self._endpoint: Any = None
-        self._sent: list[Message] = []
+        self._sent_messages: list[Message] = []
         self._awaited: list[Message] = []
         self._all: weakref.WeakSet[Message] = weakref.WeakSet()
         self._random = secrets.randbits(48) << 16
         self._next_in = self._next_out = 0
-        self._theirs = 0
+        self._peer_tag = 0
         try:
             self._context, self._worker = open_worker(api, local)
             address = api.UCXAddress.create_from_worker(self._worker).tobytes()
@@ -116,7 +116,7 @@ class BulkChannel:
     def __del__(self) -> None:
         # In a forked child, the destructors would send messages in the parent's name.
         if self.__dict__.get("_process", 0) not in {0, os.getpid()}:
-            for resource in (self._context, self._worker, self._endpoint, *self._sent, *self._awaited):
+            for resource in (self._context, self._worker, self._endpoint, *self._sent_messages, *self._awaited):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
 
     def connect(self, offer: Offer) -> None:
@@ -131,7 +131,7 @@ class BulkChannel:
                 self._endpoint = open_endpoint(self._api, self._worker, offer.address)
             except Exception as error:
                 raise TransportError(f"UCX cannot reach the peer: {error}") from error
-            self._theirs = int.from_bytes(offer.tag, "little")
+            self._peer_tag = int.from_bytes(offer.tag, "little")
 
     def send(self, memory: memoryview | bytes) -> Message:
         """Start to send a message. `memory` must not change until the message is complete."""
@@ -139,11 +139,11 @@ class BulkChannel:
 
         with self._lock:
             self._check()
-            tag = self._api.UCXXTag(self._theirs | self._next_out)
+            tag = self._api.UCXXTag(self._peer_tag | self._next_out)
             self._next_out = (self._next_out + 1) % _MESSAGES
             message = Message(self._endpoint.tag_send(Array(memory), tag), memory)
-            self._sent = [earlier for earlier in self._sent if not earlier.complete]
-            self._sent.append(message)
+            self._sent_messages = [earlier for earlier in self._sent_messages if not earlier.complete]
+            self._sent_messages.append(message)
             self._all.add(message)
             return message
 
@@ -225,7 +225,7 @@ class BulkChannel:
             if self._progress_once() or self._discard_unexpected():
                 quiet = now
             is_lost = now - quiet >= _LOST_SECONDS
-            waiting = _unfinished(self._sent) or (not is_lost and _unfinished(self._awaited))
+            waiting = _unfinished(self._sent_messages) or (not is_lost and _unfinished(self._awaited))
             if now - quiet >= _QUIET_SECONDS and not waiting:
                 break
             if now - begun >= _STRANDED_SECONDS:
@@ -251,7 +251,7 @@ class BulkChannel:
         return True
 
     def _give_back(self) -> None:
-        if _unfinished(self._sent):
+        if _unfinished(self._sent_messages):
             self._stranded.add()
         if self._endpoint is not None and self._endpoint.alive:
             self._endpoint.close_blocking()
@@ -260,7 +260,7 @@ class BulkChannel:
         # Requests refer to the endpoint, which refers to the worker. Tracebacks of exceptions may refer to messages.
         for message in self._all:
             message.request = message.memory = None
-        self._sent, self._awaited = [], []
+        self._sent_messages, self._awaited = [], []
         self._endpoint = self._worker = self._context = None
 
 

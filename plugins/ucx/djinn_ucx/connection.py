@@ -86,9 +86,9 @@ class UcxConnection(Connection):
         self._send_lock, self._receive_lock, self._making = threading.Lock(), threading.Lock(), threading.Lock()
         self._channel: BulkChannel | None = None
         self._outgoing: BulkChannel | None = None  # channel for sent buffers, once the other end has made an offer
-        self._offered = self._taken = False
+        self._offered = self._is_accepted = False
         self._arriving: _Arriving | None = None
-        self._ended = ""
+        self._end_reason = ""
         self._send_closed = ""
         self._beside_sent = self._beside_received = 0
         socket.limits = socket_limits(limits)
@@ -153,8 +153,8 @@ class UcxConnection(Connection):
                 self._socket.send(Frame(frame.head, [b"", *views] if views else ()))
 
     def _check_sending(self) -> None:
-        if self._send_closed or self._ended:
-            raise TransportError(self._ended or self._send_closed)
+        if self._send_closed or self._end_reason:
+            raise TransportError(self._end_reason or self._send_closed)
 
     def _send_beside(
         self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]
@@ -262,9 +262,9 @@ class UcxConnection(Connection):
             log.info("large buffers from the peer come over the socket, not UCX", peer=self.peer, reason=str(error))
 
     def _take_offer(self, offer: Offer) -> None:
-        if self._taken:
+        if self._is_accepted:
             raise ProtocolError("the peer sent its UCX address twice")
-        self._taken = True
+        self._is_accepted = True
         threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
 
     def _follow_offer(self, offer: Offer) -> None:
@@ -276,7 +276,7 @@ class UcxConnection(Connection):
             if channel is not None:
                 channel.connect(offer)
                 with self._making:
-                    self._outgoing = None if self._ended else channel
+                    self._outgoing = None if self._end_reason else channel
         except TransportError as error:
             log.warning(
                 "large buffers to the peer are sent over the socket, not UCX", peer=self.peer, reason=str(error)
@@ -285,7 +285,7 @@ class UcxConnection(Connection):
     def _made_channel(self) -> BulkChannel | None:
         """Return the UCX channel, created at the first call, or None if UCX is disabled or the connection has ended."""
         with self._making:
-            if self._ended or self._shared.stranded.full:
+            if self._end_reason or self._shared.stranded.full:
                 return None
             if self._channel is None:
                 self._channel = BulkChannel(self._local, self._shared.stranded)
@@ -300,13 +300,15 @@ class UcxConnection(Connection):
     def _end(self, reason: str) -> str:
         """End both directions. Return the reason of the first call, with the peer's name."""
         with self._making:
-            self._ended = self._ended or (reason if reason.startswith(self.peer) else f"{self.peer}: {reason}")
+            self._end_reason = self._end_reason or (
+                reason if reason.startswith(self.peer) else f"{self.peer}: {reason}"
+            )
             channel, self._channel, self._outgoing, self._arriving = self._channel, None, None, None
         # Close the channel first: the other end may wait until its buffers are received before it closes.
         if channel is not None:
             channel.close()
         self._socket.close()
-        return self._ended
+        return self._end_reason
 
     def _wait_check(self, interruptible: bool = False) -> Callable[[], None]:
         """Return a function that raises `TransportError` if a wait can no longer succeed.
@@ -319,8 +321,8 @@ class UcxConnection(Connection):
             return time.monotonic() - since.setdefault(what, time.monotonic()) >= seconds
 
         def look() -> None:
-            if self._ended:
-                raise TransportError(self._ended)
+            if self._end_reason:
+                raise TransportError(self._end_reason)
             if self._socket.hung_up and lasts("hung up", _GRACE_SECONDS):
                 raise TransportError("the peer closed the connection in the middle of a frame")
             if interruptible and interrupt_mask.pending and lasts("interrupted", _INTERRUPTED_SECONDS):

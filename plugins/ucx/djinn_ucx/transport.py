@@ -53,7 +53,7 @@ class _OverSockets(Transport):
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
         """Connect to a server within `timeout` seconds, as `Transport.connect`."""
-        below, limits_below = self._prepared(url, limits)
+        below, limits_below = self._socket_address(url, limits)
         try:
             connection = self._socket_transport.connect(below, limits_below, timeout)
         except TransportError as error:
@@ -62,7 +62,7 @@ class _OverSockets(Transport):
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """Listen at `url`, and call `accept` in a new thread for each connection, as `Transport.listen`."""
-        below, limits_below = self._prepared(url, limits)
+        below, limits_below = self._socket_address(url, limits)
 
         def serve(connection: Connection) -> bool | None:
             ucx_connection, verdict = self._wrap(connection, limits, url), None
@@ -80,7 +80,7 @@ class _OverSockets(Transport):
         log.warning("large buffers are sent over UCX without encryption: use ucxs:// in trusted networks only", url=url)
         return _UcxListener(listener.url.replace(self._socket_transport.schemes[0], self.name, 1), listener)
 
-    def _prepared(self, url: str, limits: Limits) -> tuple[str, Limits]:
+    def _socket_address(self, url: str, limits: Limits) -> tuple[str, Limits]:
         """Return the socket's URL and limits, after a check that UCX is available.
 
         Raises:

@@ -65,7 +65,7 @@ def _broadcast(case: Case) -> tuple[int, ...]:
     return tuple(v for v in case.node.inputs if len(case.shape(v)) == len(result) and case.shape(v)[:1] == result[:1])
 
 
-def _first(min_dims: int = 2) -> Rule:
+def _first_operand_rule(min_dims: int = 2) -> Rule:
     """Return a rule for ops of which only the first operand has rows. It must have at least `min_dims` dimensions."""
 
     def rule(case: Case) -> tuple[int, ...] | None:
@@ -203,11 +203,11 @@ _RULES: Final[Mapping[str, Rule]] = {
             "group_norm",
             "native_group_norm",
         ),
-        _first(),
+        _first_operand_rule(),
     ),
     **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _attention),
     "convolution": _convolution,
-    "linear": _first(),
+    "linear": _first_operand_rule(),
     "addmm": _rows_in("mat1"),
     "embedding": _rows_in("indices"),
     "unsqueeze": _along_dims("dim", added=1),

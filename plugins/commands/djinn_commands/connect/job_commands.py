@@ -94,7 +94,7 @@ def submit(
         click.echo(f"installs the job's requirements, unless an earlier job did: {', '.join(requirements)}", err=True)
     if dry_run:
         for path, size in files.files.items():
-            click.echo(f"{size:12,}  {_listed([path])}")
+            click.echo(f"{size:12,}  {_paths_text([path])}")
         return
     job, server_name = remote_jobs.submit(record, files, relative, arguments, requirements)
     if not server_name:
@@ -119,13 +119,13 @@ def _print_selection(files: ProjectFiles) -> None:
     click.echo(f"sends {len(files.files):,} files of {files.root.resolve()}, {_size(files.size)}", err=True)
     for path, size in files.largest(3):
         if size >= 1 << 20:
-            click.echo(f"    {_size(size)}  {_listed([path])}", err=True)
+            click.echo(f"    {_size(size)}  {_paths_text([path])}", err=True)
     if files.ignored:
         click.echo(f"not sent, excluded by .gitignore: {files.ignored:,} files and folders", err=True)
     if files.secrets:
-        click.echo(f"not sent, names of secrets (--include PATTERN sends them): {_listed(files.secrets)}", err=True)
+        click.echo(f"not sent, names of secrets (--include PATTERN sends them): {_paths_text(files.secrets)}", err=True)
     if files.links:
-        click.echo(f"not sent, links to files outside the folder: {_listed(files.links)}", err=True)
+        click.echo(f"not sent, links to files outside the folder: {_paths_text(files.links)}", err=True)
 
 
 @click.command(name="jobs")
@@ -213,7 +213,7 @@ def fetch(job: str, path: str, into: Path, server: str | None) -> None:
 
     copied_files = remote_jobs.fetch(_record(server), job, path, into)
     if copied_files.left_out:
-        click.echo(f"not copied, special files and links out of {path}: {_listed(copied_files.left_out)}", err=True)
+        click.echo(f"not copied, special files and links out of {path}: {_paths_text(copied_files.left_out)}", err=True)
     click.echo(f"{into / path}: {copied_files.count:,} files, {_size(copied_files.size)}")
 
 
@@ -245,7 +245,7 @@ def _follow(record: Record, job: str) -> None:
     raise SystemExit(ended_job.exit_code)
 
 
-def _listed(paths: Iterable[str]) -> str:
+def _paths_text(paths: Iterable[str]) -> str:
     return ", ".join(map(one_line, paths))
 
 

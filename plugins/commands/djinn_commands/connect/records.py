@@ -101,7 +101,7 @@ def forget_record(name: str) -> None:
 
 def find_record(name: str) -> Record | None:
     """Return the record of the server `name`, or None if it is missing or unreadable."""
-    return _read(record_path(name), Record)
+    return _read_json(record_path(name), Record)
 
 
 def list_records() -> list[Record]:
@@ -117,7 +117,7 @@ def save_record(record: Record) -> None:
 
 def tunnel_state(name: str) -> TunnelState | None:
     """Return the state that the keeper of the server `name` wrote last, or None if it wrote none."""
-    return _read(record_path(name, ".tunnel"), TunnelState)
+    return _read_json(record_path(name, ".tunnel"), TunnelState)
 
 
 def save_tunnel_state(name: str, state: TunnelState) -> None:
@@ -164,7 +164,7 @@ def user_id() -> int:
         return os.getuid()
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read_json(path: Path, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (FileNotFoundError, msgspec.MsgspecError):

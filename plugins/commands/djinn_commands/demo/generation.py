@@ -68,10 +68,10 @@ class _Counter:
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
-        self._done = 0
+        self._steps_done = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         del input_ids
-        self._done += 1
-        self._advance(self._done, NEW_TOKENS)
+        self._steps_done += 1
+        self._advance(self._steps_done, NEW_TOKENS)
         return scores

@@ -77,7 +77,7 @@ def explain(
     form = "json" if as_json else form
     drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
     status, results, decisions = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
-    selected_results = _chosen(results, program)
+    selected_results = _select_results(results, program)
     documents = [without_later_stages(result, until) for result in selected_results]
     if form == "json":
         _print_json(documents, unfold=unfold)
@@ -148,7 +148,7 @@ def _run(script: Script) -> tuple[int, Sequence[PipelineResult], Sequence[Templa
     return status, plans, template_decisions()
 
 
-def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[PipelineResult]:
+def _select_results(results: Sequence[PipelineResult], number: int | None) -> Sequence[PipelineResult]:
     if number is None:
         return results
     if number > len(results):

@@ -282,9 +282,9 @@ class Fit:
         step, free = self.step, self._executor_with_most_free_memory.device.memory_free or 0
         narrow = attrs.evolve(step, dtype="bfloat16")
         if self._itemsize > 2:
-            yield self._changed("--dtype bfloat16", narrow, "2 bytes per element of weights and activations")
+            yield self._suggest("--dtype bfloat16", narrow, "2 bytes per element of weights and activations")
         if step.kind == "train" and step.optimizer.lower() != "sgd":
-            yield self._changed("--optimizer sgd", attrs.evolve(step, optimizer="sgd"), "no optimizer state")
+            yield self._suggest("--optimizer sgd", attrs.evolve(step, optimizer="sgd"), "no optimizer state")
         if self.model.own_inputs is None:
             yield from self._smaller("batch", step, free)
             if step.kind == "decode" or "input_ids" in self._input_names:
@@ -292,7 +292,7 @@ class Fit:
         yield self._spilling(fullest, free)
         yield from self._more_executors(fullest)
         if self._itemsize > 2 and step.batch > 1 and self.model.own_inputs is None:
-            yield self._changed("--dtype bfloat16 --batch 1", attrs.evolve(narrow, batch=1), "both changes")
+            yield self._suggest("--dtype bfloat16 --batch 1", attrs.evolve(narrow, batch=1), "both changes")
 
     @property
     def _itemsize(self) -> int:
@@ -303,11 +303,11 @@ class Fit:
     def _input_names(self) -> str:
         return str(getattr(self.model.model, "main_input_name", ""))
 
-    def _needed(self, step: Step) -> int:
+    def _needed_bytes(self, step: Step) -> int:
         return max(one.needed for one in self.programs(step))
 
-    def _changed(self, change: str, step: Step, reason: str) -> Suggestion:
-        bytes_needed = self._needed(step)
+    def _suggest(self, change: str, step: Step, reason: str) -> Suggestion:
+        bytes_needed = self._needed_bytes(step)
         return Suggestion(change, bytes_needed, self._executor_with_most_free_memory.fits(bytes_needed), reason)
 
     def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
@@ -325,7 +325,7 @@ class Fit:
             "batch": lambda size: attrs.evolve(step, batch=size),
             "tokens": lambda size: attrs.evolve(step, tokens=size),
         }
-        bytes_needed, size = _largest(lambda size: self._needed(variants[name](size)), now, free)
+        bytes_needed, size = _largest(lambda size: self._needed_bytes(variants[name](size)), now, free)
         reason = "" if bytes_needed <= free else f"not even {name} {size} fits"
         yield Suggestion(f"--{name} {size}", bytes_needed, bytes_needed <= free, reason)
 

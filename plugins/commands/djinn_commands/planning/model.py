@@ -92,7 +92,7 @@ class BuiltModel:
         Raises:
             ConfigurationError: a call of the model fails or depends on computed values, or its inputs are unknown.
         """
-        model = self._prepared(step)
+        model = self._model_for(step)
         inputs = self.own_inputs or ((), _inputs_for(model, step, self.mend))
         if step.dtype:
             inputs = pytree.tree_map_only(
@@ -114,7 +114,7 @@ class BuiltModel:
                 "a script that loads the weights and runs the model, and use `djinn explain script.py`"
             ) from None
 
-    def _prepared(self, step: Step) -> torch.nn.Module:
+    def _model_for(self, step: Step) -> torch.nn.Module:
         model = copy.deepcopy(self.model).to(_dtype(step)) if step.dtype else self.model
         return model.train(step.kind == "train")
 

@@ -100,15 +100,15 @@ def plan(
     topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     with contextlib.redirect_stdout(sys.stderr):
         program = captured_model(model, step, "annotate")
-    result, prediction = _planned(program, topology, policy, scheduler)
+    result, prediction = _plan_and_forecast(program, topology, policy, scheduler)
     if as_json:
-        click.echo(json.dumps(_described(result, prediction, step), indent=2))
+        click.echo(json.dumps(_as_dict(result, prediction, step), indent=2))
     else:
         for line in _lines(result, prediction, step, file):
             click.echo(line)
 
 
-def _planned(
+def _plan_and_forecast(
     captured: PipelineResult, topology: NetworkTopology, policy: str, scheduler: str
 ) -> tuple[PipelineResult, Forecast]:
     """Return the plan of a run with weights and caches on their devices, and its forecast.
@@ -131,7 +131,7 @@ def _planned(
     return attrs.evolve(plan.result, seconds=plan.first.seconds), prediction
 
 
-def _described(result: PipelineResult, forecast: Forecast, step: Step) -> dict[str, Any]:
+def _as_dict(result: PipelineResult, forecast: Forecast, step: Step) -> dict[str, Any]:
     return {
         "step": step.kind,
         "batch": step.batch,

@@ -203,7 +203,7 @@ _types: dict[str, CudaTensorType] = {
 }
 
 
-def _named(kind: Any) -> CudaTensorType | None:
+def _tensor_type(kind: Any) -> CudaTensorType | None:
     return kind if isinstance(kind, CudaTensorType) else _types.get(kind) if isinstance(kind, str) else None
 
 
@@ -212,7 +212,7 @@ def _typed(convert: Callable[..., Any]) -> Callable[..., Any]:
     def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
             return _name_of(self) if isinstance(self, LazyTensor) else convert(self)
-        kind = _named(dtype)
+        kind = _tensor_type(dtype)
         if kind is not None:
             return self.to("cuda", kind.dtype, non_blocking=non_blocking)
         return convert(self, dtype, non_blocking, **kwargs)
@@ -228,7 +228,7 @@ def _name_of(tensor: LazyTensor) -> str:
 def _set_default(set_type: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_type)
     def set_default_tensor_type(kind: Any, /) -> None:
-        tensor_type = _named(kind)
+        tensor_type = _tensor_type(kind)
         if tensor_type is None:
             set_type(kind)
             torch.set_default_device(None)

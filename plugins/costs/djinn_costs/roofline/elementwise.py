@@ -170,7 +170,7 @@ def _heads(device: torch.device, elements: int) -> Callable[[], object]:
     return lambda: aten.clone(x, memory_format=torch.contiguous_format)
 
 
-def _joined(device: torch.device, elements: int) -> Callable[[], object]:
+def _concatenation(device: torch.device, elements: int) -> Callable[[], object]:
     x, y = torch.rand(2, elements // 2, device=device).unbind()
     return lambda: torch.cat([x, y])
 
@@ -247,7 +247,7 @@ _COPIES: dict[str, Make] = {
     "clone transposed": _transposed,
     "clone heads": _heads,
     "copy_": _binary(lambda x, y: x.copy_(y)),
-    "cat": _joined,
+    "cat": _concatenation,
     "fill_": _unary(lambda x: x.fill_(1.0)),
 }
 _VIEWS: dict[str, Make] = {

@@ -40,7 +40,7 @@ class ClientFallback(OpHandler):
 
     def __init__(self) -> None:
         self._needed: dict[object, bool] = {}
-        self._told: set[str] = set()
+        self._logged_ops: set[str] = set()
 
     def needed(
         self,
@@ -105,8 +105,8 @@ class ClientFallback(OpHandler):
             return copies.send(out)
 
     def _warn_once(self, func: Any, reason: str) -> None:
-        if func.name() not in self._told:
-            self._told.add(func.name())
+        if func.name() not in self._logged_ops:
+            self._logged_ops.add(func.name())
             log.warning("the executor cannot run an op, this machine computes it", op=func.name(), reason=reason)
 
 

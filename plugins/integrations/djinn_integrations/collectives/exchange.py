@@ -28,22 +28,22 @@ class _Copies:
     """CPU copies of remote tensors, one for each tensor."""
 
     def __init__(self) -> None:
-        self._made: dict[int, torch.Tensor] = {}
+        self._results: dict[int, torch.Tensor] = {}
 
     def of(self, tree: Any, make: Callable[[LazyTensor], torch.Tensor]) -> Any:
         """Return `tree` with copies in place of remote tensors. `make` creates the copies that do not exist yet."""
         return pytree.tree_map(lambda leaf: self._copy_of(leaf, make) if isinstance(leaf, LazyTensor) else leaf, tree)
 
     def _copy_of(self, tensor: LazyTensor, make: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
-        if id(tensor) not in self._made:
-            self._made[id(tensor)] = make(tensor).contiguous()
-        return self._made[id(tensor)]
+        if id(tensor) not in self._results:
+            self._results[id(tensor)] = make(tensor).contiguous()
+        return self._results[id(tensor)]
 
     def write_back(self, tree: Any) -> None:
         """Write the contents of the copies to the remote tensors in `tree`."""
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, LazyTensor):
-                copy(torch.ops.aten.copy_.default, (leaf, self._made[id(leaf)]), {})
+                copy(torch.ops.aten.copy_.default, (leaf, self._results[id(leaf)]), {})
 
 
 def _empty(tensor: LazyTensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ class RecordedGraph:
         if not recording.on or taps.recorded or is_disabled("dynamo"):
             return self._run(*inputs)
         tensors = [i for i in inputs if isinstance(i, torch.Tensor)]
-        others = () if len(tensors) == len(inputs) else _others(inputs)
+        others = () if len(tensors) == len(inputs) else _non_tensors(inputs)
         metadata = ops.graph_key(tensors)
         if not metadata:
             return self._run(*inputs)
@@ -63,7 +63,7 @@ def _era() -> tuple[int, int]:
     return port.sessions_ended, calls.generation
 
 
-def _others(inputs: tuple[Any, ...]) -> list[tuple[int, Any]]:
+def _non_tensors(inputs: tuple[Any, ...]) -> list[tuple[int, Any]]:
     return [(place, i) for place, i in enumerate(inputs) if not isinstance(i, torch.Tensor)]
 
 

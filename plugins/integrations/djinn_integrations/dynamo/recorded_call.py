@@ -35,14 +35,14 @@ class RecordedCall:
             other_results: positions and values of results that are not tensors.
         """
         self._graph = graph
-        self._others = other_results
+        self._other_results = other_results
         weakref.finalize(self, ops.drop_graph, graph).atexit = False
 
     def record(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Append the call's instructions with `inputs`, which have the same `graph_key` as in the recording. Return the results."""
         begun = perf_counter()
         outputs: list[Any] = ops.replay_graph(self._graph, inputs)
-        for place, other in self._others:
+        for place, other in self._other_results:
             outputs.insert(place, other)
         for notify in taps.op:
             notify("recorded call", begun, perf_counter())

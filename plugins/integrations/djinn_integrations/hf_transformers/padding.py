@@ -21,10 +21,10 @@ Warn = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
 def adapt_models(module: Any) -> None:
     """Adapt `transformers.modeling_utils`: the check for padding without an attention mask does not wait."""
     model = module.PreTrainedModel
-    model.warn_if_padding_and_no_attention_mask = _later(model.warn_if_padding_and_no_attention_mask)
+    model.warn_if_padding_and_no_attention_mask = _deferred_warning(model.warn_if_padding_and_no_attention_mask)
 
 
-def _later(warn: Warn) -> Warn:
+def _deferred_warning(warn: Warn) -> Warn:
     @functools.wraps(warn)
     def warn_later(self: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> None:
         asks = attention_mask is None and self.config.pad_token_id is not None

@@ -66,7 +66,9 @@ def adapt_pipelines(module: Any) -> None:
             arguments.get("model_kwargs") or {}
         )
         target = (
-            _chosen(arguments.get("device")) if isinstance(arguments.get("model"), str) and not has_device_map else None
+            _selected_device(arguments.get("device"))
+            if isinstance(arguments.get("model"), str) and not has_device_map
+            else None
         )
         if target is None:
             return plain(*args, **options)
@@ -76,7 +78,7 @@ def adapt_pipelines(module: Any) -> None:
     rebind(plain, pipeline, ("transformers",))
 
 
-def _chosen(device: Any) -> torch.device | None:
+def _selected_device(device: Any) -> torch.device | None:
     """Return the remote device that a pipeline's argument `device` selects, or None for other devices."""
     if find_spec("accelerate") is None:  # transformers requires it for a device map
         return None

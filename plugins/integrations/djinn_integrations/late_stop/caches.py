@@ -74,14 +74,14 @@ class _WindowLayer:
         length, window = self.layer.get_seq_length(), self.layer.sliding_window
         joined_count = self.joined if length - self.before == 1 else min(length, window)
         if self.layer.is_initialized:
-            self._change(lambda states: _joined(states, joined_count)[:, :, -window + 1 :, :])
+            self._change(lambda states: _last_states(states, joined_count)[:, :, -window + 1 :, :])
         self.layer.record_past = False
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.layer.keys, self.layer.values = change(self.layer.keys), change(self.layer.values)
 
 
-def _joined(states: torch.Tensor, count: int) -> torch.Tensor:
+def _last_states(states: torch.Tensor, count: int) -> torch.Tensor:
     """Return the last `count` states in the memory layout of a `cat`. Zeros replace states that `states` no longer has."""
     last = states[:, :, -count:, :]
     if last.shape[-2] == count and last.nbytes == last.untyped_storage().nbytes():

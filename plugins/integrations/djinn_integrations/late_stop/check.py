@@ -67,7 +67,7 @@ class LateStopCheck:
         self._pace = pace
         self._may_go_on = may_go_on
         self._pending_steps: deque[_Step] = deque()
-        self._last: _Step | None = None
+        self._last_step: _Step | None = None
         self._broken_off = False
         self._failed = False
 
@@ -94,7 +94,7 @@ class LateStopCheck:
             return True
         self._read_replies(self._pace.lateness() if self._may_go_on(length) else 0)
         self._pace.begin_next()
-        return self._last is not None
+        return self._last_step is not None
 
     def was_surplus(self) -> bool:
         """Wait for the pending checks. Return True if the step that just raised an error was surplus.
@@ -105,30 +105,30 @@ class LateStopCheck:
         if self._failed:
             return False
         self._read_replies(0)
-        self._broken_off = self._last is not None
+        self._broken_off = self._last_step is not None
         return self._broken_off
 
     def finish(self) -> int:
         """Wait for the remaining replies, and undo surplus steps. Return the number of steps to remove from the outputs."""
         self._read_replies(0)
-        if self._last is not None and (self._broken_off or self._last.number < self.steps):
-            self._roll_back_to(self._last)
-            return max(self.steps - self._last.number, 1)
+        if self._last_step is not None and (self._broken_off or self._last_step.number < self.steps):
+            self._roll_back_to(self._last_step)
+            return max(self.steps - self._last_step.number, 1)
         if self._cache is not None:
             self._cache.release()
         return 0
 
     def without_surplus(self, *recorded: Any) -> tuple[Any, ...]:
         """Return the sequences and the outputs `recorded` of all steps, without the surplus steps."""
-        assert self._last is not None
-        length = self._last.number
+        assert self._last_step is not None
+        length = self._last_step.number
         # Join the tokens of each step, because the loop's last sequences are invalid if a surplus step failed.
         sequences = torch.cat([self._prompt, torch.stack(self._tokens[:length], dim=-1)], dim=-1)
         return (sequences, *(record[:length] if record else record for record in recorded))
 
     def _read_replies(self, lateness: int) -> None:
         """Read the replies that have arrived. Wait until at most `lateness` replies are pending."""
-        while self._pending_steps and self._last is None:
+        while self._pending_steps and self._last_step is None:
             step = self._pending_steps[0]
             if len(self._pending_steps) <= lateness and not step.reply.done():
                 return
@@ -146,7 +146,7 @@ class LateStopCheck:
             raise
         self._pace.record_run(step.reply.server_seconds)
         if flag.item():
-            self._last = step
+            self._last_step = step
             self._pending_steps.clear()
 
     def _roll_back_to(self, step: _Step) -> None:

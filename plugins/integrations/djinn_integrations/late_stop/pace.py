@@ -25,7 +25,7 @@ class StepTimes:
         self._issuing: deque[float] = deque(maxlen=_RECENT)
         self._running: deque[float] = deque(maxlen=_RECENT)
         self._left_at: float | None = None
-        self._spent: float | None = None
+        self._spent_seconds: float | None = None
 
     def record_issued(self) -> None:
         """Record that the program has issued a step."""
@@ -38,9 +38,9 @@ class StepTimes:
 
     def record_run(self, spent: float) -> None:
         """Record that the executor has run a step. `spent`: seconds that it has spent on all steps."""
-        if self._spent is not None:
-            self._running.append(spent - self._spent)
-        self._spent = spent
+        if self._spent_seconds is not None:
+            self._running.append(spent - self._spent_seconds)
+        self._spent_seconds = spent
 
     def lateness(self) -> int:
         """Return the number of steps whose replies may be pending at the same time."""

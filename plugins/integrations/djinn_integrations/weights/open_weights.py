@@ -56,38 +56,38 @@ class WeightSlice:
     """A stored tensor that the server reads only when it is indexed. It has the methods of safetensors' slices."""
 
     def __init__(self, stored: StoredTensor, device: int) -> None:
-        self._stored = stored
+        self._stored_tensor = stored
         self._device = device
 
     def get_shape(self) -> list[int]:
         """Return the shape of the whole tensor."""
-        return list(self._stored.shape)
+        return list(self._stored_tensor.shape)
 
     def get_dtype(self) -> str:
         """Return the dtype's name in safetensors files, such as `BF16`, or PyTorch's name if it has none."""
-        dtype = self._stored.dtype
+        dtype = self._stored_tensor.dtype
         return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
     @property
     def shape(self) -> torch.Size:
         """Return the shape of the whole tensor."""
-        return torch.Size(self._stored.shape)
+        return torch.Size(self._stored_tensor.shape)
 
     @property
     def dtype(self) -> torch.dtype:
         """Return the dtype of the stored tensor."""
-        return self._stored.dtype
+        return self._stored_tensor.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return the indexed part as a new remote tensor. For a slice with step 1, the server reads only these rows."""
         first = index[0] if isinstance(index, tuple) and index else index
-        rows = self._stored.shape[0] if self._stored.shape else 0
-        if isinstance(first, slice) and self._stored.shape:
+        rows = self._stored_tensor.shape[0] if self._stored_tensor.shape else 0
+        if isinstance(first, slice) and self._stored_tensor.shape:
             start, stop, step = first.indices(rows)
             if step == 1:
-                tensor: torch.Tensor = _read_stored(self._stored.rows(start, max(start, stop)), self._device)
+                tensor: torch.Tensor = _read_stored(self._stored_tensor.rows(start, max(start, stop)), self._device)
                 return tensor[(slice(None), *index[1:])] if isinstance(index, tuple) else tensor
-        whole = _read_stored(self._stored, self._device)
+        whole = _read_stored(self._stored_tensor, self._device)
         return whole if isinstance(index, EllipsisType) else whole[index]
 
 
@@ -117,7 +117,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
             KeyError: the tensor does not exist.
             WeightsUnavailable: the tensor's storage format is not supported.
         """
-        return _read_stored(self._stored(name), self._device)
+        return _read_stored(self._stored_tensor(name), self._device)
 
     def __iter__(self) -> Iterator[str]:
         # Unreadable tensors are included: an error is better than a state dict that silently lacks tensors.
@@ -130,7 +130,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._listing.tensors or name in self._listing.unreadable
 
-    def _stored(self, name: str) -> StoredTensor:
+    def _stored_tensor(self, name: str) -> StoredTensor:
         if name in self._listing.unreadable:
             kind = self._listing.unreadable[name]
             raise WeightsUnavailable(
@@ -161,7 +161,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
             KeyError: the tensor does not exist.
             WeightsUnavailable: the tensor's storage format is not supported.
         """
-        return WeightSlice(self._stored(name), self._device)
+        return WeightSlice(self._stored_tensor(name), self._device)
 
     def offset_keys(self) -> list[str]:
         """Return the names of the tensors in the order of the files."""
@@ -211,7 +211,7 @@ def _listing(address: str, index: int) -> WeightListing:
             raise _not_opened(address) from error
         patience = _PATIENCE
         if not reply.unfinished:
-            return _listed(address, reply)
+            return _listing_of(address, reply)
         context.observers.emit("downloading", address=address, done=reply.done, expected=reply.expected)
         if until is not None and time.monotonic() >= until:
             raise _not_opened(address)
@@ -225,7 +225,7 @@ def _not_opened(address: str) -> DeadlineExceeded:
     )
 
 
-def _listed(address: str, reply: OpenWeightsReply) -> WeightListing:
+def _listing_of(address: str, reply: OpenWeightsReply) -> WeightListing:
     listing = WeightListing({}, dict(reply.metadata))
     for one in reply.tensors:
         try:

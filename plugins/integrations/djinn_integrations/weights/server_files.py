@@ -178,7 +178,7 @@ class _Encoder(msgspec.Struct):
     """Converts an object to JSON values, and collects its tensors. `tensors`: the tensors by the names in these values."""
 
     tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
-    _known: dict[int, str] = msgspec.field(default_factory=dict)
+    _paths_by_id: dict[int, str] = msgspec.field(default_factory=dict)
 
     def encode(self, value: Any, path: str) -> Any:
         """Return a value as JSON values. `path`: path of the value in the object, such as `state.0.step`.
@@ -192,14 +192,14 @@ class _Encoder(msgspec.Struct):
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if kind in {list, tuple, torch.Size}:
-            inner = [self.encode(one, _joined(path, n)) for n, one in enumerate(value)]
+            inner = [self.encode(one, _member_path(path, n)) for n, one in enumerate(value)]
             return inner if kind is list else {"tuple": inner}
         if kind in {dict, OrderedDict}:
             if any(key is not None and type(key) not in _PLAIN for key in value):
                 raise UnsupportedOperation(
                     f"{path or 'the object'!r} has keys that are neither strings nor numbers, which torch.save needs at a server address: convert the keys, or save locally"
                 )
-            pairs = [[key, self.encode(one, _joined(path, key))] for key, one in value.items()]
+            pairs = [[key, self.encode(one, _member_path(path, key))] for key, one in value.items()]
             return {"dict" if kind is dict else "ordered": pairs}
         if isinstance(value, torch.dtype):
             return {"dtype": dtype_name(value)}
@@ -211,12 +211,12 @@ class _Encoder(msgspec.Struct):
         )
 
     def _tensor(self, value: torch.Tensor, path: str) -> dict[str, Any]:
-        name = self._known.get(id(value))
+        name = self._paths_by_id.get(id(value))
         if name is None:
             name = path or "tensor"
             while name in self.tensors:
                 name += "'"
-            self._known[id(value)] = name
+            self._paths_by_id[id(value)] = name
             self.tensors[name] = value
         description: dict[str, Any] = {"tensor": name}
         if not is_remote(value.device):
@@ -230,7 +230,7 @@ class _Decoder(msgspec.Struct):
     _opened: Mapping[str, torch.Tensor]
     _device: torch.device | None  # None: the saved devices
     _fetched: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
-    _made: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
+    _tensors_by_path: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
 
     def decode(self, text: Any) -> Any:
         """Return the object that JSON values describe. Tensors for the client are fetched in one round trip."""
@@ -270,13 +270,13 @@ class _Decoder(msgspec.Struct):
 
     def _tensor(self, text: Mapping[str, Any]) -> torch.Tensor:
         name = text["tensor"]
-        if name not in self._made:
+        if name not in self._tensors_by_path:
             tensor = self._fetched[name] if name in self._fetched else self._opened[name]
             if "parameter" in text:
                 tensor = torch.nn.Parameter(tensor, requires_grad=text["parameter"])
-            self._made[name] = tensor
-        return self._made[name]
+            self._tensors_by_path[name] = tensor
+        return self._tensors_by_path[name]
 
 
-def _joined(path: str, key: object) -> str:
+def _member_path(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)

@@ -58,12 +58,12 @@ class History:
         self._lock = threading.Lock()
         self._points: dict[str | None, TenantHistory] = {}
         self._notes: dict[str | None, deque[tuple[float, Alarm]]] = {}
-        self._last: Sample | None = None
+        self._last_sample: Sample | None = None
         self._number = 0
 
     def add(self, now: Sample, seconds: float | None = None) -> None:
         """Add a status of all tenants, `seconds` after 1970 (None: now)."""
-        before, self._last = self._last or now, now
+        before, self._last_sample = self._last_sample or now, now
         at = time.time() if seconds is None else seconds
         view = make_view(before, now)
         tenants = {executor["tenant"] for executor in view["executors"]} - {""}

@@ -131,20 +131,20 @@ class _SceneBuilder:
         )
 
     @cached_property
-    def _all(self) -> Facts:
+    def _total_facts(self) -> Facts:
         return self.survey.facts(self.survey.whole)
 
     def _share(self, facts: Facts) -> float:
-        if self._all.seconds:
-            return facts.seconds / self._all.seconds
-        return facts.ops / max(self._all.ops, 1)
+        if self._total_facts.seconds:
+            return facts.seconds / self._total_facts.seconds
+        return facts.ops / max(self._total_facts.ops, 1)
 
     def _detail(self, facts: Facts) -> str:
         if not self.survey.has_costs:
             return f"{facts.ops:,} ops"
         worked = [work(facts.flops)] if facts.flops else []
         where = [f"on {first_few(list(facts.devices), 1)}"] if self.survey.is_spread and facts.devices else []
-        return " · ".join([share(facts.seconds, self._all.seconds), duration(facts.seconds), *worked, *where])
+        return " · ".join([share(facts.seconds, self._total_facts.seconds), duration(facts.seconds), *worked, *where])
 
     def _tip(self, part: Part, facts: Facts) -> str:
         lines = [" ".join(filter(None, [part.path or part.name, part.kind and f"({part.kind})"]))]

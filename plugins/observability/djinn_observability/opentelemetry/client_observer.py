@@ -88,7 +88,7 @@ class _Spans:
         """Update spans and metrics by an event."""
         fields = event.fields
         if event.name == "completed":
-            self._completed(fields.get("executor", 0), fields.get("submission", 0), fields)
+            self._end_submission_span(fields.get("executor", 0), fields.get("submission", 0), fields)
         elif event.name == "submitted":
             self._end_uploads()
             span, _ = self._open_spans.get((fields.get("executor", 0), fields.get("submission", 0)), (None, 0.0))
@@ -114,7 +114,7 @@ class _Spans:
     def _server(self, executor: int) -> dict[str, Any]:
         return self._servers[executor - 1] if 0 < executor <= len(self._servers) else self._servers[0]
 
-    def _completed(self, executor: int, number: int, fields: Any) -> None:
+    def _end_submission_span(self, executor: int, number: int, fields: Any) -> None:
         span, began = self._open_spans.pop((executor, number), (None, 0.0))
         if span is None:
             return

@@ -35,7 +35,7 @@ class Adaptive(Judge):
     tolerates_growth = True
 
     def __init__(self, min_saving: float = MIN_SAVING) -> None:
-        self._least = min_saving
+        self._min_saving = min_saving
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return no rewrite."""
@@ -54,7 +54,7 @@ class Adaptive(Judge):
         with_it, without_it = trial.with_it[: tests[-1]], trial.without[: tests[-1]]
         if chance_of_being_less(with_it, without_it) < ERROR_PROBABILITY:
             return True
-        is_slower = statistics.median(without_it) < (1 - self._least) * statistics.median(with_it)
+        is_slower = statistics.median(without_it) < (1 - self._min_saving) * statistics.median(with_it)
         if is_slower and chance_of_being_less(without_it, with_it) < ERROR_PROBABILITY:
             return False
         return True if tests[-1] == LOOKS[-1] else None
@@ -68,7 +68,7 @@ class Adaptive(Judge):
         if not trial.alone or not trial.apart:
             return None
         one_executor, several = statistics.median(trial.alone), statistics.median(trial.apart)
-        min_saving = max(self._least, FIRST_RUN_MARGIN / min(len(trial.alone), len(trial.apart)))
+        min_saving = max(self._min_saving, FIRST_RUN_MARGIN / min(len(trial.alone), len(trial.apart)))
         return several < (1 - min_saving) * one_executor and AMORTIZING_RUNS * (one_executor - several) > trial.moving
 
 

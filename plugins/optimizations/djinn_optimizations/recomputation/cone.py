@@ -75,7 +75,7 @@ class _Decisions:
         return {d.node: d.device for d in self.placement.decisions}
 
     @written.default
-    def _written(self) -> frozenset[int]:
+    def _written_storages(self) -> frozenset[int]:
         nodes, source_of = self.context.graph.nodes, self.used
         return frozenset([storage_of(source_of(v)) for n in self.context.plan.nodes for v in nodes[n].writes])
 
@@ -123,7 +123,7 @@ class _Search:
         A node is left out if it takes more than `MAX_COMPUTE_RATIO` times the time of all transfers to the device.
         """
         for value in self.wanted:
-            self.sending[value] = self._sent(value)
+            self.sending[value] = self._sending_seconds(value)
         budget = MAX_COMPUTE_RATIO * sum(self.sending.values())
         pending = list(self.wanted)
         visited = set(pending)
@@ -137,7 +137,7 @@ class _Search:
             for value in missing:
                 if value not in visited:
                     visited.add(value)
-                    self.sending[value] = self._sent(value)
+                    self.sending[value] = self._sending_seconds(value)
                     pending.append(value)
         if not self.needs:
             return None
@@ -155,7 +155,7 @@ class _Search:
         is_copied = value in fixed.inputs and self.device in fixed.context.copies.get(value, ())
         return is_copied or fixed.placement.values[value] == self.device
 
-    def _sent(self, value: int) -> float:
+    def _sending_seconds(self, value: int) -> float:
         context, home = self.fixed.context, self.fixed.placement.values[value]
         seconds = context.topology.link(home, self.device).transfer_seconds(context.graph.meta(value).nbytes)
         weight = value in self.fixed.inputs and context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT

@@ -22,13 +22,13 @@ def min_cut_nodes(cone: Cone, weight: float) -> frozenset[int]:
     flow = nx.DiGraph()
     flow.add_nodes_from((_SOURCE, _SINK))
     for node_id, operands in cone.needs.items():
-        flow.add_edge(("node", node_id), _SINK, capacity=_whole(cone.seconds[node_id] * weight))
+        flow.add_edge(("node", node_id), _SINK, capacity=_nanoseconds(cone.seconds[node_id] * weight))
         for value in operands:
             flow.add_edge(("node", node_id), ("value", value))  # no capacity: the edge must not be cut
     maker_of = {v: node_id for node_id, values in cone.makes.items() for v in values}
     for value, seconds in cone.sending.items():
         end: Any = ("node", maker_of[value]) if value in maker_of else _SINK
-        flow.add_edge(("value", value), end, capacity=_whole(seconds))
+        flow.add_edge(("value", value), end, capacity=_nanoseconds(seconds))
     for value in cone.wanted:
         flow.add_edge(_SOURCE, ("value", value))
     algorithm = nx.algorithms.flow.boykov_kolmogorov  # the fastest algorithm of networkx on such shallow networks
@@ -36,5 +36,5 @@ def min_cut_nodes(cone: Cone, weight: float) -> frozenset[int]:
     return frozenset(n for n in cone.needs if ("node", n) in source_side)
 
 
-def _whole(seconds: float) -> int:
+def _nanoseconds(seconds: float) -> int:
     return round(seconds * _NANOSECOND) + 1

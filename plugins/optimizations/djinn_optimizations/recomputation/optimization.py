@@ -67,7 +67,7 @@ class Recomputation(Optimization):
         streaming = context.stream.following > 0 and not context.stream.carried
         choice = self._judge(candidates, streaming)
         if not choice.replicas:
-            return self._not_applied(_sent(candidates, sending))
+            return self._not_applied(_why_sent(candidates, sending))
         count = f"{len(choice.replicas)} ops run on a second device as well"
         comparison = (
             f"{duration(choice.computing)} of computing against {duration(choice.sending)} for {size(choice.nbytes)}"
@@ -91,7 +91,7 @@ def _lower_bound_seconds(context: OptimizationContext) -> float:
     )
 
 
-def _sent(candidates: Sequence[ReplicaChoice], sending: float) -> str:
+def _why_sent(candidates: Sequence[ReplicaChoice], sending: float) -> str:
     """Return the reason why no value is recomputed."""
     if len(candidates) == 1:
         return f"sent in {duration(sending)}: recomputing is not faster"

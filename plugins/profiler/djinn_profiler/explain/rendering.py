@@ -56,10 +56,10 @@ def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> by
     except DjinnError:
         raise
     except Exception as error:
-        raise PluginError(_failed(renderer, registry, error)) from error
+        raise PluginError(_failure_text(renderer, registry, error)) from error
     return document.encode() if isinstance(document, str) else document
 
 
-def _failed(renderer: Renderer, registry: Registry, error: Exception) -> str:
+def _failure_text(renderer: Renderer, registry: Registry, error: Exception) -> str:
     owner = registry.owner("renderers", renderer.name)
     return f"the renderer {renderer.name!r} of {owner} raised {type(error).__name__}: {error}"

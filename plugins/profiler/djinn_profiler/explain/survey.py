@@ -113,9 +113,9 @@ class Survey:
             flops=sum(e.flops for e in estimates),
             bytes_moved=sum(e.bytes_read + e.bytes_written for e in estimates),
             seconds=sum(e.seconds for e in estimates),
-            phases=_counted(self._phases[n] for n in part.nodes if n < len(self._phases)),
-            devices=_counted(self._devices[n] for n in part.nodes if n in self._devices),
-            operations=_counted(nodes[n].operation for n in part.nodes),
+            phases=_count(self._phases[n] for n in part.nodes if n < len(self._phases)),
+            devices=_count(self._devices[n] for n in part.nodes if n in self._devices),
+            operations=_count(nodes[n].operation for n in part.nodes),
             slowest_ops=self._slowest_ops(part),
             resident_bytes=self._resident_bytes(part),
             patterns=tuple(_summaries(self._matches.get(id(part), ()), self._decisions)),
@@ -235,7 +235,7 @@ def _summaries(
         yield MatchSummary(pattern, len(group), confidence, group[0].reason, shared_details, decisions(group))
 
 
-def _counted(names: Iterable[str]) -> dict[str, int]:
+def _count(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(names).most_common())
 
 

@@ -172,9 +172,9 @@ class Recording(Tap, Observer):
         self._lock = threading.Lock()
         self._local = _ThreadLists()
         self._of: dict[int, ThreadRecord] = {}  # by identity of the recorder, which its record keeps alive
-        self._taken: deque[tuple[ThreadRecord, int, int]] = deque()  # instructions being submitted
+        self._submitting: deque[tuple[ThreadRecord, int, int]] = deque()  # instructions being submitted
         self._earlier = 0  # submissions of former sessions in the block: numbers continue
-        self._last = 0
+        self._last_number = 0
         self._asking = False
         self._pending: dict[tuple[int, int], SubmissionRecord] = {}
         self._places = UserPlaces()
@@ -293,7 +293,7 @@ class Recording(Tap, Observer):
         """Note that the recorder hands over its oldest `instructions` for submission, as `Tap.taken`."""
         record = self._record_of(recorder)
         if instructions:
-            self._taken.append((record, record.sent, instructions))
+            self._submitting.append((record, record.sent, instructions))
             record.sent += instructions
         count = 0
         record.take_times()
@@ -305,7 +305,7 @@ class Recording(Tap, Observer):
 
     def submitted(self, start_time: float, instructions: int) -> None:
         """Record a submission of the oldest instructions that were handed over, as `Tap.submitted`."""
-        record, place = self.current_record(), self._take(instructions)
+        record, place = self.current_record(), self._pop_recorder(instructions)
         for submission in record.sending_submissions:
             if place is not None and submission.begun >= start_time:
                 submission.thread, submission.first = place
@@ -316,13 +316,13 @@ class Recording(Tap, Observer):
         """Record an upload, as `Tap.uploaded`."""
         self._add(self.current_record(), ("upload", "upload", start_time, time.perf_counter(), None, 0, 0))
 
-    def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
+    def _pop_recorder(self, instructions: int) -> tuple[ThreadRecord, int] | None:
         """Return the thread that recorded the next `instructions`, and the number of the first. Return None without any."""
-        if not instructions or not self._taken:
+        if not instructions or not self._submitting:
             return None
-        record, first, remaining = self._taken.popleft()
+        record, first, remaining = self._submitting.popleft()
         if remaining > instructions:
-            self._taken.appendleft((record, first + instructions, remaining - instructions))
+            self._submitting.appendleft((record, first + instructions, remaining - instructions))
         return record, first
 
     def _add(self, record: ThreadRecord, noted: Activity) -> None:
@@ -337,7 +337,7 @@ class Recording(Tap, Observer):
         """Record a sent frame, as `Tap.sent`."""
         now, record_of_sender = time.perf_counter(), self.current_record()
         number += self._earlier
-        self._last = max(self._last, number)
+        self._last_number = max(self._last_number, number)
         sites, prepared = pending.program.sites, pending.prepared
         self._add(record_of_sender, ("send", "send", start_time, now, None, executor, number))
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
@@ -388,7 +388,7 @@ class Recording(Tap, Observer):
         if self._asking:
             return
         start_time = time.perf_counter() - event.fields["seconds"]
-        self._earlier = self._last
+        self._earlier = self._last_number
         self._pending.clear()
         self._asking = True  # requests from here on are not round trips of the program
         try:

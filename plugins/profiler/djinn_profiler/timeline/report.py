@@ -349,7 +349,7 @@ def table(block: TimeTotals, *, complete: bool) -> str:
     for module in block.modules[:ROWS]:
         shares = " ".join(f"{module.causes.get(cause, 0.0) * scale:8.3f}" for cause in _CAUSES[:3])
         lines.append(f"{module.seconds * scale:10.3f} {shares} {module.device * scale:10.3f}  {module.path}")
-    lines += _more(len(block.modules) - ROWS, "modules")
+    lines += _remaining_line(len(block.modules) - ROWS, "modules")
     if block.lines:
         lines += ["", f"{unit:>10} {'times':>6}  waits by line"]
         for line in block.lines[:ROWS]:
@@ -357,7 +357,7 @@ def table(block: TimeTotals, *, complete: bool) -> str:
                 f"{line.seconds * scale:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}"
             )
             lines += [f"{'':19}{line.text}"] if line.text else []
-        lines += _more(len(block.lines) - ROWS, "lines")
+        lines += _remaining_line(len(block.lines) - ROWS, "lines")
     if block.executors:
         lines += ["", f"{unit:>10} {'count':>7}  submissions by executor: running their ops"]
     for item in block.executors:
@@ -373,5 +373,5 @@ def table(block: TimeTotals, *, complete: bool) -> str:
     return "\n".join(lines)
 
 
-def _more(count: int, what: str) -> Sequence[str]:
+def _remaining_line(count: int, what: str) -> Sequence[str]:
     return [f"{'':10} and {count} more {what}"] if count > 0 else []

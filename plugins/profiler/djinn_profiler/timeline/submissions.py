@@ -99,12 +99,12 @@ def phases_of(
             transfers = [clock.at_client(transfer.ended) for transfer in times.transfers]
             recovered = bool(process) and process != times.instance
             process = times.instance
-            phases.append(_measured(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
+            phases.append(_phases_of(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
         before = phases[-1].done
     return phases
 
 
-def _measured(
+def _phases_of(
     record: SubmissionRecord,
     times: ExecutionTimes,
     clock: ClientClock,

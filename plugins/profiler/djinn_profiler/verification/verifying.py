@@ -128,13 +128,13 @@ class _Checker(Tap):
         self._batch: list[_UncheckedOp] = []
         self._used: set[int] = set()  # storages that batched ops read, wrote or created
         self._nbytes = 0
-        self._before: dict[int, torch.Tensor] = {}
+        self._former_values: dict[int, torch.Tensor] = {}
 
     def recording(self, call: Call, operands: Sequence[LazyTensor]) -> None:
         """Fetch memory before `call` writes it, as `Tap.recording`."""
         if self._loading or get_ident() != self.thread:
             return
-        self._before = {}
+        self._former_values = {}
         if not call.writes:
             return
         targets = {operands[i].remote.storage.id for i in call.writes}
@@ -144,11 +144,11 @@ class _Checker(Tap):
         if not _reason_to_skip(call) and not (len(operand_metas) == 1 and _names_op(call.op, _OVERWRITE)):
             self._load(operand_metas)
         for value, meta in operand_metas:
-            if value.storage.id not in self._before:
+            if value.storage.id not in self._former_values:
                 copy = self._copies.pop(value.storage.id)
                 if copy is None:  # all of the memory is overwritten, or it is not compared
                     copy = torch.zeros(meta.extent, dtype=meta.dtype, device="cpu")
-                self._before[value.storage.id] = copy
+                self._former_values[value.storage.id] = copy
 
     def recorded(
         self, call: Call, slots: Sequence[Slot], operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]
@@ -168,7 +168,7 @@ class _Checker(Tap):
             tuple((o.remote, meta) for o, meta in zip(operands, call.operands, strict=True)),
             tuple((r.remote, r.remote.meta) if isinstance(r, LazyTensor) else None for r in results),
             tuple((operands[i].remote, operands[i].remote.meta) for i in call.writes),
-            self._before,
+            self._former_values,
         )
         self._batch.append(op)
         self._used.update(value.storage.id for value, _ in op.used_values())

@@ -149,7 +149,7 @@ class Batch:
         self.trial = trial
         self.products = self.rows = 0
         self.batched = members[0].batched
-        self._last: JoinedRuns | None = None
+        self._last_runs: JoinedRuns | None = None
         self._randomness = randomness
         self._resume = resume
 
@@ -210,9 +210,9 @@ class Batch:
         runs = self._runs_at(start)
         if len(runs) < 2:
             return start + 1
-        joined = self._last
+        joined = self._last_runs
         if joined is None or not joined.is_for(runs):
-            joined = self._last = JoinedRuns(runs, self.batched.rows.unwritten)
+            joined = self._last_runs = JoinedRuns(runs, self.batched.rows.unwritten)
         step = self._run_recorded_chain(joined, start)
         if step == start:
             joined.begin()
@@ -224,7 +224,7 @@ class Batch:
             joined.scatter(step)
         except RuntimeError as error:  # out of memory: each run computes it separately
             _log.debug("results of a batch cannot be distributed", error=repr(error))
-            self._last = None
+            self._last_runs = None
         return max(step, start + 1)
 
     def _runs_at(self, start: int) -> Sequence[TemplateRun]:

@@ -387,7 +387,7 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
         written_otherwise = [
             place
             for place in region.written_inputs
-            if mismatch(place, _like(env[place], after[address_of(env[place])]), env[place])
+            if mismatch(place, _over_memory(env[place], after[address_of(env[place])]), env[place])
         ]
         if written_otherwise:
             return "a written input has different contents"
@@ -397,7 +397,7 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
     return ""
 
 
-def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+def _over_memory(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return _tensor_over(memory.untyped_storage(), meta_of(tensor))
 
 

@@ -63,9 +63,9 @@ class BucketFile(WeightFile):
         """Fill `buffer` with the contents from byte `start` on."""
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
-        self._pieces.read(start, buffer, self._read)
+        self._pieces.read(start, buffer, self._read_range)
 
-    def _read(self, start: int, buffer: memoryview) -> None:
+    def _read_range(self, start: int, buffer: memoryview) -> None:
         if not buffer:
             return
         try:
