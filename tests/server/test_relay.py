@@ -136,7 +136,7 @@ def test_lingering_executor_does_not_block_relay(make_relayed, monkeypatch):
 
 
 def test_relay_memory_limit_cuts_largest_only(make_relayed, url):
-    relays, over = Relays(each=8 << 20), threading.Event()
+    relays, over = Relays(max_tenant_bytes=8 << 20), threading.Event()
 
     def executor(connection):
         with suppress(TransportError):
@@ -159,7 +159,7 @@ def test_relay_memory_limit_cuts_largest_only(make_relayed, url):
 
 
 def test_partial_frames_count_towards_limit(make_relayed):
-    relays, over = Relays(each=8 << 20), threading.Event()
+    relays, over = Relays(max_tenant_bytes=8 << 20), threading.Event()
     client = make_relayed(
         "tcp://127.0.0.1:0", lambda _: over.wait(3 * SECONDS), watched=partial(relays.limiting, "greedy")
     )
