@@ -255,7 +255,7 @@ class HostSpill:
         buffer[:] = octets(extent.block.untyped_storage())[: extent.size]
 
     def free(self, extent: SpillExtent) -> None:
-        """Subtract the bytes of an extent. Its memory is freed with the extent."""
+        """Subtract the bytes of an extent from `used`. Dropping the extent frees its memory."""
         self.used -= extent.size
 
     def free_bytes(self) -> int:
@@ -263,7 +263,7 @@ class HostSpill:
         return free_bytes() // 2
 
     def close(self) -> None:
-        """Count no bytes any more. The memory is freed with the extents."""
+        """Set `used` to 0. Dropping the extents frees their memory."""
         self.used = 0
 
 

@@ -58,8 +58,8 @@ class TrialLimits:
 
     Attributes:
         equal_runs: number of runs whose results must equal those of the ops before runs are timed.
-        max_timed: number of timed runs of the offer that always suffice. The ops are timed as often.
-        min_timed: number of timed runs that suffice if each run of the offer is faster than each run of the ops.
+        max_timed: number of timed runs of the offer after which the trial is decided. The ops are timed as often.
+        min_timed: number of timed runs that decide the trial if all runs of the offer are faster than all of the ops.
         max_ratio: an offer is used if its time, divided by the time op by op, is at most this ratio.
         max_fruitless: consecutive runs without a replacement after which an offer is not used.
     """
@@ -211,7 +211,7 @@ class TemplateChoice:
         return any(candidate.used for candidate in self.candidates)
 
     def add_seconds(self, seconds: float) -> None:
-        """Tell all offers how many device seconds the template took since the last call."""
+        """Tell the offers in `candidates` how many device seconds the template took since the last call."""
         for candidate in self.candidates:
             if not candidate.failed:
                 self._call_offer(candidate, functools.partial(candidate.offer.ran, seconds))

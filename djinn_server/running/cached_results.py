@@ -62,7 +62,7 @@ class CacheableOps:
         slots: range of the places of the ops' numbers.
         draw_slots: places of numbers that must be 0. Otherwise the ops draw random numbers.
         results: places of the results that outlive the run.
-        written_later: places of values from before these ops, other than `inputs`, whose memory later ops may write.
+        written_later: places, other than `inputs`, whose values exist before these ops and may be written by later ops.
     """
 
     start: int
@@ -146,7 +146,7 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
 def _written_from(template: CompiledTemplate, start: int, stop: int) -> set[int]:
     """Return the places whose memory may be written by op number `stop` or a later op.
 
-    If a place holds a view that op number `start` or a later op made, the place of its base is returned.
+    For a view that op number `start` or a later op made, return the place of the base instead.
     """
     roots, written = dict[int, frozenset[int]](), set[int]()
     for at, step in enumerate(template.steps[start:], start):

@@ -161,7 +161,7 @@ class CancellationState:
                     work.halt.value |= YIELD
 
     def handle_halt(self, work: RunRequest) -> bool:
-        """Return True if a halted submission only yields the device, and let it continue. Return False if it was cancelled."""
+        """Reset the halt flag and return True if it only asks to yield the device. Return False if it asks to cancel."""
         with self._lock:
             if work.halt.value & CANCEL:
                 return False

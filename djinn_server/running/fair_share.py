@@ -28,7 +28,7 @@ Steps = Iterator[None]  # work of a submission. Each `None` offers the device to
 
 @attrs.define(eq=False)
 class Share(Account):
-    """One session's share of a device. As a context manager, it is one turn on the device in the calling thread.
+    """One session's share of a device. A `with` block is one turn on the device in the calling thread.
 
     Attributes:
         turns: the queue of the device.

@@ -120,8 +120,8 @@ def find_growth(
 ) -> Growth | None:
     """Return the appends of a template that can be done in place, or None if no append can.
 
-    An append is a `cat` of two tensors. It qualifies if it meets two conditions, for the tensor that it extends, its
-    result, and their views:
+    An append is a `cat` of two tensors. It can be done in place if the extended tensor, the result, and their views meet
+    two conditions:
 
     - Only ops that support growing tensors read them (`_READERS`, `_VIEWS`, further appends). So no op writes into them.
     - The template outputs none of them except the result, and the result once. So clients do not see their strides.

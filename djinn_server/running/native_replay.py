@@ -139,7 +139,7 @@ class NativeReplay:
             start: number of the first step.
             stop: number of the step after the last one.
             env: the values of the run. Results are stored in it.
-            halt: ends the run before the next step once it is not 0; None: nothing does.
+            halt: flag that ends the run before the next step once it is not 0; None: no flag.
             progress: receives the number of each step, or None.
             seconds: ends the run after this time; 0.0: no limit.
         """

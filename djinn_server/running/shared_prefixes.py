@@ -445,7 +445,7 @@ def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
 
 
 def _view(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
-    """Return a view in which the rows are one dimension again."""
+    """Return a view in which the rows still are one dimension."""
     rows = _rows_of(arguments["self"])
     shape, shape_before = [*rows.tail.shape], [*rows.tail.shape]
     shape[rows.axis], shape_before[rows.axis] = run.count, run.earlier

@@ -89,7 +89,7 @@ class SessionShares:
     Before a program writes into a shared storage, the session's values are moved to a private copy.
 
     Attributes:
-        storages: origin of each shared storage by the client's number of the storage; None: it may alias a weight.
+        storages: origin of each shared storage, by the client's number of the storage; None if it may alias a weight.
         names: names of storages, or None if the device caches no results.
     """
 

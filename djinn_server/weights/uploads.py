@@ -106,7 +106,7 @@ class UploadAssembly:
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """Return the bytes with this digest, or None.
 
-        If the session has a journal, it links their file, because the store may evict the file.
+        If the session has a journal, link the stored file into it, because the store may evict the file.
         """
         contents = self._journal_blobs()
         journal_file = contents.find(digest, size) if contents is not None else None

@@ -83,7 +83,7 @@ class Caches:
             yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
     def _concatenated_caches(self) -> Iterator[Cache]:
-        """Yield caches that are results of `cat` of which at least a part outlives the program."""
+        """Yield each result of a `cat` as a cache, if at least a part of the result outlives the program."""
         for node in self._nodes_of(frozenset({"cat"})):
             surviving = (
                 self.outliving.get(storage_of(node.outputs[0])) if node.outputs else None

@@ -325,7 +325,7 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 
 def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Fetch the mask, and return a nested tensor with the vectors of each batch element for which it is True."""
+    """Fetch the mask, and return a nested tensor with the vectors of each batch element that it selects."""
     padded, mask, must_be_aligned = args[0], args[1], args[2] if len(args) > 2 else True
     if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
         raise RuntimeError(

@@ -18,7 +18,7 @@ class RoundRobin(PlacementPolicy):
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """Return a placement that assigns blocks of values that share memory to devices in rotation, by first use."""
+        """Return a placement of values on devices in rotation, by first use. Values that share memory stay together."""
         devices = [d.id for d in context.topology.devices]
         next_devices, reason = itertools.cycle(devices), f"round robin over {len(devices)} devices"
 

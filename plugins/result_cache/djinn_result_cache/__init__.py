@@ -1,4 +1,4 @@
-"""The run strategy `result_cache`: a run that repeats an earlier run, such as a prefill of an equal prompt, gets its results."""
+"""The run strategy `result_cache`: a run that equals an earlier run, such as a repeated prefill, reuses its results."""
 
 from __future__ import annotations
 

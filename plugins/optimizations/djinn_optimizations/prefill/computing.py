@@ -112,7 +112,7 @@ class ChunkedRun:
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
         """Return the operand of an op for one chunk.
 
-        An operand with rows is sliced. An operand that broadcasts is sliced if it has a size for each row.
+        An operand with rows is sliced. An operand that broadcasts is sliced if it has an element for each row.
         """
         if value in self.rows.dims:
             return self.part(value, chunk)

@@ -26,7 +26,7 @@ class Split:
     Attributes:
         dims: index of the sequence dimension, by result.
         sizes: name of the argument with the sizes of the result, or "" if the op has no such argument.
-        broadcast: True if operands broadcast. Operands with a size for each row are sliced.
+        broadcast: True if operands broadcast. An operand is sliced if it has an element for each row.
         passes_rows: True if the op returns the rows of its operand unchanged, so a run for some rows can skip it.
     """
 

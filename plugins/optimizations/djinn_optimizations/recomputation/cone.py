@@ -24,8 +24,8 @@ class Cone:
     Attributes:
         device: the device.
         wanted: values that the device uses and other devices compute.
-        makes: results by node, for each node that the device could run.
-        needs: operands by node that are not on the device, for each node that the device could run.
+        makes: for each node that the device could run, its results.
+        needs: for each node that the device could run, its operands that are not on the device.
         sending: seconds to send a value to the device, by value. Values on the device are left out.
         seconds: seconds on the device, by node.
         home: device on which the plan places a value, by value.
