@@ -39,7 +39,7 @@ class AllowedOperators:
 
 
 class CustomOperators:
-    """The custom ops of an executor. Its tenant is known when the first client attaches."""
+    """The custom ops of an executor. The tenant is known when the first client attaches."""
 
     def __init__(self, options: Sequence[str], libraries: Sequence[OperatorLibrary], *, tenants: bool = True) -> None:
         """Import the libraries and modules of `options`, the values of `--operators`. `tenants`: as in `ExecutorConfig`.

@@ -80,7 +80,7 @@ class SessionMachine(Generic[M]):
     """State of one session's messages. Every method except `next` notes an event or reads the state.
 
     Attributes:
-        most_frames, most_bytes: limits of the queue. It may exceed `most_bytes` by one message.
+        most_frames, most_bytes: limits of the queue. The queue may exceed `most_bytes` by one message.
         current: message that the session handles now; None between messages.
         missing: keys for which the current message waits.
         until: time at which the current message continues without these keys; None: never.

@@ -80,7 +80,7 @@ class SessionTask:
 
 
 class SessionThreads:
-    """The threads of one executor. They end with the last session."""
+    """The threads of one executor. The threads end with the last session."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the leader, the numbers of threads, and the sessions

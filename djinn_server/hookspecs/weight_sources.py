@@ -113,7 +113,7 @@ class WeightSink(ABC):
         """Replace the old file by the complete new file, durably.
 
         Raises:
-            OSError: the old file cannot be replaced. It remains.
+            OSError: the old file cannot be replaced, and remains.
         """
 
     @abstractmethod
@@ -232,7 +232,7 @@ class NamingSource(WeightSource):
 
     @abstractmethod
     def publish(self, address: str, size: int, seconds: float) -> WeightSink:
-        """Create a file of `size` bytes under a name. Its `commit` removes older files of the name.
+        """Create a file of `size` bytes under a name. `commit` removes older files of the name.
 
         Raises:
             WeightsUnavailable: the name or the lifetime (`seconds`; 0: the maximum) is invalid, or the quota is reached.

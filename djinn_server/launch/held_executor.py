@@ -84,7 +84,7 @@ class HeldExecutor:
 
     @property
     def alive(self) -> bool:
-        """False once the executor has ended. It counts as alive while its engine does not answer."""
+        """False once the executor has ended. While the engine does not answer, the executor counts as alive."""
         return not self._closed and not self._handle.ended
 
     @property
@@ -155,7 +155,7 @@ class HeldExecutor:
     def full(self) -> str:
         """Return the reason why the executor refuses all clients now, or "" if it accepts clients.
 
-        The call does not block. Its result may be a second old.
+        The call does not block. The result may be a second old.
         """
         now = time.monotonic()
         if now - self._full_queried_at > _FULL_SECONDS and not self._closed:

@@ -96,7 +96,7 @@ class OwnExecutor:
         return self._process.issue_ticket(client)
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """Return the transports to the executor. They accept only the executor's certificate, if it has its own."""
+        """Return the transports to the executor. If the executor has its own certificate, they accept only that."""
         return transports_trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:

@@ -175,7 +175,7 @@ class DeviceCopies:
             return self._compute
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return device memory for an upload. It belongs to the upload stream."""
+        """Return device memory for an upload. The memory belongs to the upload stream."""
         with self._up:
             return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
@@ -226,7 +226,7 @@ class DeviceCopies:
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start a copy of `tensor` to the host. Return a function that waits for the copy and returns it. Call it once.
 
-        The copy has the strides of `tensor`, unless `tensor` has gaps. It does not wait for ops that are issued later.
+        The copy has the strides of `tensor`, unless `tensor` has gaps. The copy does not wait for ops that are issued later.
         Such ops must not write into `tensor` before the function has returned.
         """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
