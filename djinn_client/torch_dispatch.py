@@ -217,7 +217,7 @@ def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype:
 
 @functools.cache
 def backend_kernel(func: Any) -> Callable[..., Any] | None:
-    """Return the kernel that an op's library registers for every out-of-tree backend, or None.
+    """Return the kernel that an op's library registers for every out-of-tree backend, or None if it registers none.
 
     The op is outside of `aten`.
     """

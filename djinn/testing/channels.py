@@ -86,7 +86,7 @@ class ChannelConformance(Ending):
     def test_calls_reach_the_wrapped_channel(self, wrapped: ClientChannel, inner: _Echo) -> None:
         """Calls that announce changing buffers or the end of the session reach the wrapped channel.
 
-        Queries return its answers.
+        Queries return the wrapped channel's answers.
         """
         wrapped.copy_borrowed()
         wrapped.limit_reconnect_seconds(3.0)

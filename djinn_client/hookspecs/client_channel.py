@@ -47,7 +47,7 @@ class Reconnection(Protocol):
 class ClientChannel(SessionChannel):
     """The client's end of a session's channel. By default its session is lost with the connection.
 
-    The properties have defaults. A subclass may override one with an attribute that it declares in its class.
+    The properties have defaults. A subclass may override a property with an attribute that the subclass declares.
     """
 
     @property

@@ -84,7 +84,7 @@ class Executors(Generic[E]):
     Attributes:
         members: all executors that the session ever had, by number.
         present: numbers of the executors that are in the session now, in order.
-        current: the executors with these numbers, in the same order.
+        current: the executors whose numbers are in `present`, in the same order.
     """
 
     def __init__(self) -> None:

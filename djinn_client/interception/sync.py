@@ -184,7 +184,7 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def meta_like(source: LazyTensor) -> torch.Tensor:
-    """Return a meta tensor of the same shape, strides and dtype."""
+    """Return a meta tensor with the shape, strides and dtype of `source`."""
     meta = source.remote.meta  # the user's subclasses may override these properties
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
 

@@ -241,7 +241,7 @@ def _load() -> None:
 def init() -> None:
     """Connect now instead of at the first use of the device. Threads that call this at the same time share one session.
 
-    A new session replaces a lost one.
+    A new session replaces a lost session.
 
     Raises:
         StartupError: the embedded executor does not start.

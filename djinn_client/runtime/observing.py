@@ -68,7 +68,7 @@ class Observers(Events):
         )
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Send an event to the observers that request it. After `connected`, update which events they request."""
+        """Send an event to the observers that request it. After `connected`, update the events that observers request."""
         super().emit(name, **fields)
         if name == "connected":  # the observers may request other events from now on
             self.replace_feeds([feed for feed in self.feeds if feed not in self._temporary])

@@ -102,7 +102,7 @@ def index_of_call(call: Call) -> int:
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
     """Return True if a call names the remote device without an index, and several indexes exist.
 
-    The current index may be another at the next such call.
+    At the next such call, the current index may differ.
     """
     device = kwargs.get("device")
     if not isinstance(device, torch.device):

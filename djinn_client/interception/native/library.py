@@ -57,7 +57,7 @@ class _Functions:
 
 def _entries(function: Callable[[int, int], int | None], program: int, number: int) -> bytes:
     if (address := function(program, number)) is None:
-        raise RuntimeError(f"there is no program {program}")
+        raise RuntimeError(f"the client has no recorded program {program}")
     return ctypes.string_at(address, int.from_bytes(ctypes.string_at(address, 8), "little"))
 
 

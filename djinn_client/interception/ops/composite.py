@@ -46,7 +46,8 @@ def decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Decompose an op, and record its parts.
 
     Raises:
-        UnsupportedOperation: the op is not allowed in programs, or a server lacks it, and it has no decomposition.
+        UnsupportedOperation: the op needs MKL-DNN tensors. Or it has no decomposition, and is not allowed in programs or
+            lacking on a server.
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(

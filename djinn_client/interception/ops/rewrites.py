@@ -38,7 +38,7 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
 
-    PyTorch's CPU kernel does so for every mask. `masked_fill_` may write to its own mask and number, but `index_put_`
+    PyTorch's CPU kernel calls it for every mask. `masked_fill_` may write to its own mask and number, but `index_put_`
     may not.
     """
     target, indices, values, *rest = args
@@ -208,7 +208,7 @@ def _handler(decomposition: Callable[..., Any]) -> Handler:
 # written at the end.
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Store whether the padding is at the end of each row, because PyTorch drops such padding. Return False."""
+    """Store whether the padding is at the end of each row. Return False, because PyTorch would drop such padding."""
     lengths = args[1]
     device_state.thread.padding_is_last = not bool((lengths[:, 1:] & ~lengths[:, :-1]).any())
     return False

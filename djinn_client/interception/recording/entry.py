@@ -74,7 +74,7 @@ class MetaOnlyStorages:
         self.storages.add(storage)
 
     def sift(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that can run, because all their operands have data. Mark what the other entries write."""
+        """Return the entries that can run, because all their operands have data. Mark the results and writes of the other entries."""
         present: list[Entry] = []
         for entry in entries:
             if any(storage_of(h) in self.storages for h in entry.inputs):

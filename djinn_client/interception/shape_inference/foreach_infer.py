@@ -56,7 +56,7 @@ def _has_unusual_number(argument: Any) -> bool:
 def infer_by_element(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor]
 ) -> Call | None:
-    """Return the call of an op over lists. Return None if `func` is no such op, or if its elements form no or too many groups.
+    """Return the call of an op over lists. Return None if `func` is no such op, or its elements are not of few kinds.
 
     Raises:
         Exception: the errors of `infer`.

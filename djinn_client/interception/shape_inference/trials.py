@@ -132,7 +132,7 @@ def _as_strided_scatter(
     return 0 not in size and reach >= operand.numel()
 
 
-def _scatters_in_place(operand: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
+def _masked_scatter(operand: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
     """Return True if the mask does not broadcast to the operand, or may select more elements than the source has."""
     fits = mask.shape == operand.shape or torch.broadcast_shapes(mask.shape, operand.shape) == operand.shape
     return not fits or source.numel() < operand.numel()
@@ -142,7 +142,7 @@ _MAY_REFUSE: Final[Mapping[Any, Callable[..., bool]]] = {
     aten.as_strided_scatter.default: _as_strided_scatter,
     aten.gelu_backward.default: _gradient_unlike,
     aten.gelu_backward.grad_input: _gradient_unlike,
-    aten.masked_scatter_.default: _scatters_in_place,
+    aten.masked_scatter_.default: _masked_scatter,
     aten.multinomial.default: _multinomial,
 }
 

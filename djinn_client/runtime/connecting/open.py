@@ -90,7 +90,7 @@ class OpenSession(msgspec.Struct, frozen=True):
     def compressions(self) -> tuple[str, ...]:
         """Return the compressions for uploads.
 
-        On this machine there are none, because decompression is slower than a copy.
+        A Unix socket or a thread of this process gets none, because decompression is slower than a copy.
         """
         return () if self.url.startswith(("unix:", "inline")) else self.attached.compressions
 

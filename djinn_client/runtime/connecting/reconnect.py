@@ -44,7 +44,7 @@ Reached = tuple[Connection, Resumed]
 
 
 class ResumingConnection(ReliableConnection, ClientChannel):
-    """A client channel that replaces a broken connection by a new one, as long as the executor's lease for it lasts.
+    """A client channel that replaces broken connections, as long as the executor's lease for the session lasts.
 
     Attributes:
         crashes_executors: as in `ClientChannel`.

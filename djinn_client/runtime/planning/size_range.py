@@ -156,7 +156,7 @@ def _slot_count(argument: Argument) -> int:
 
 @functools.cache
 def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
-    """Return (name, kind) for each parameter of an op. Return an empty tuple for ops that this PyTorch lacks."""
+    """Return (name, kind) for each parameter of an op. Return an empty tuple if the op has no sizes or is unknown."""
     if op in OWN_OPERATORS:
         return ()
     packet, overload = split_name(op)

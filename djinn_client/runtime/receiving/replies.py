@@ -67,7 +67,7 @@ class DeferredReplies:
         self.discarded.append(number)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
-        """Return the number of a submission whose large reply must be read before bytes up to `position` are sent, or None.
+        """Return the number of a submission whose large reply must be read before bytes up to `position` are sent, or None if none must.
 
         `pending`: numbers of the unanswered submissions.
         """

@@ -162,7 +162,7 @@ class Uploader:
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """Ask in one message which of these tensors, which will be uploaded next, the executor has.
 
-        Small tensors are ignored. A call forgets the tensors of earlier calls.
+        Small tensors are ignored, and so is a single large tensor. A call forgets the tensors of earlier calls.
         """
         self._expected_uploads.clear()
         large = [t for t in tensors if t.nbytes > COPY_BYTES][: limits.BLOBS_ASKED] if self._offers else []
