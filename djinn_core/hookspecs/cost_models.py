@@ -72,9 +72,9 @@ class CostModel(ABC):
     def background_command(self) -> Sequence[str]:
         """Return arguments of the Python interpreter for a process that measures one device; empty by default.
 
-        The client starts this process for devices of a pool that were never measured. Of several models, the first with a command
-        is asked. The process has the settings of the device in its environment. It stores its results with `store_calibration` and
-        ends with exit status 0. It should take seconds, use the device for at most two seconds, and yield to other work.
+        The client starts this process for devices of a pool that were never measured. The first model with a command
+        decides. The process has the settings of the device in its environment. It stores its results with `store_calibration`
+        and ends with exit status 0. It should take seconds, use the device for at most two seconds, and yield to other work.
         """
         return ()
 

@@ -237,7 +237,7 @@ def origin(graph: Graph, value: int) -> int:
 
 
 def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterator[int]:
-    """Return `value` and its predecessors through views and ops in `through` (their first input), backwards.
+    """Yield `value`, then its predecessors: the first input of each view, and of each op in `through`.
 
     `mul` and `div` in `through` are followed only if they scale by a number.
     """

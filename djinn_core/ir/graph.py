@@ -254,7 +254,7 @@ class Graph(ShortRepr):
 
 
 class _EdgeBuilder:
-    """The producer of each value, the last writer of each storage, and the readers of written storages since then."""
+    """Build edges from the producer of each value, the last writer of each storage, and its readers since then."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.makers: dict[int, int] = {}

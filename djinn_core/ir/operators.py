@@ -92,12 +92,12 @@ def is_custom(func: torch._ops.OpOverload) -> bool:
 
 
 def allow_custom(operators: Mapping[str, torch._ops.OpOverload]) -> None:
-    """Let programs contain these custom ops, by name."""
+    """Let programs contain the custom ops of `operators`, a mapping from name to op."""
     _custom.update(operators)
 
 
 def custom_refusal(func: torch._ops.OpOverload) -> str:
-    """Return the reason why no program may contain a custom op; empty if it may."""
+    """Return the reason why no program may contain a custom op; empty if programs may."""
     if func.namespace in NO_NAMESPACES:
         return "it is one of PyTorch's own ops, or Djinn's"
     return _unserializable_reason(torch_private.schema_of(func))
@@ -111,12 +111,12 @@ def allowed_operators() -> frozenset[str]:
 
 @functools.cache
 def is_allowed(name: str) -> bool:
-    """Return True if a program may contain an overload of this PyTorch. Only this overload is checked."""
+    """Return True if a program may contain the overload `name`. Do not build the whole allow-list for this."""
     return name in OWN_OPERATORS or not refusal(name)
 
 
 def refusal(name: str) -> str:
-    """Return the reason why no program may contain an overload of this PyTorch; empty if it may."""
+    """Return the reason why no program may contain the overload `name`; empty if programs may."""
     if not name.startswith("aten::"):
         return "it is not one of PyTorch's own operators"
     packet, overload = split_name(name)
@@ -162,7 +162,7 @@ def operators_digest() -> str:
 
 
 def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
-    """Return the overload of that name, which may have sparse tensors among its arguments.
+    """Return the overload called `name`, whose arguments may include sparse tensors.
 
     Raises:
         UnsupportedOperation: the name is not in `LAYOUT_OPERATORS`.

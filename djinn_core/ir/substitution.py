@@ -95,7 +95,7 @@ class RewrittenProgram(ShortRepr):
 
 @attrs.frozen
 class RecipeLocations:
-    """Device ids of each value of a recipe and of its copies, in the recipe's order."""
+    """Ids of the devices of a recipe's values, and of the devices of their copies, in the recipe's order."""
 
     homes: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...]

@@ -65,7 +65,7 @@ class LoadedPlugin(msgspec.Struct, eq=False):
         error: reason why it cannot be used.
         modules: imported modules by entry point value.
         kinds: kinds of its hooks.
-        settings: the settings of each of its modules, by identity.
+        settings: the settings of each of its modules, by `id(module)`.
     """
 
     candidate: PluginCandidate

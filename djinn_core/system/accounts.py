@@ -40,7 +40,7 @@ else:
         return account.pw_uid, account.pw_gid
 
     def give_files(folder: Path | str, user: int, group: int) -> None:
-        """Give a folder that only this process can change, and the files in it, to a user.
+        """Make a user the owner of a folder and its files. So far, only this process may be able to change the folder.
 
         Raises:
             OSError: this process may not do that.

@@ -79,7 +79,7 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
     """Apply the changes that `pack_inputs` encoded to `before`, in place.
 
     Raises:
-        ProtocolError: the difference does not match the bindings.
+        ProtocolError: the changes do not match `before`, or are malformed.
     """
     if len(changes) % 3:
         raise ProtocolError("a list of bindings is truncated")

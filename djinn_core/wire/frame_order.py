@@ -189,7 +189,7 @@ class Outbox:
         """Drop the frames up to number `received`, which the other end has received.
 
         Raises:
-            ProtocolError: fewer frames were sent.
+            ProtocolError: fewer than `received` frames were sent.
         """
         if self.ahead is not None:
             self.ahead = received

@@ -592,7 +592,7 @@ class Status(Message, frozen=True):
 
     Attributes:
         load: load of the least loaded device, by all tenants together.
-        recent: sessions that began on this device in the last minute.
+        recent: sessions that began on this least loaded device in the last minute.
         assignment: the policy that assigns sessions to executors.
         events: the latest events that the requester may see, newest last.
         instance: id of the gateway process, unique on all machines.

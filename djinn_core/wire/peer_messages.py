@@ -100,7 +100,7 @@ class TransferAck(Message, frozen=True):
     """Acknowledge transfers. The sender may drop them. If sessions are journaled, the transfers are journaled already.
 
     Attributes:
-        wants_bytes: True if the exported memory of the next transfer could not be opened. The sender sends its bytes.
+        wants_bytes: True if the exported memory of the next transfer could not be opened. The sender then sends the bytes.
     """
 
     transfers: Count

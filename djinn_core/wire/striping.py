@@ -67,7 +67,7 @@ class Reassembly:
         """Return the memory that receives a piece of this frame, or None for a piece of a later frame.
 
         Raises:
-            ProtocolError: no such piece is missing.
+            ProtocolError: the piece has arrived already, or its number or length is wrong.
         """
         number, position = piece_of(head)
         if number > self.number:
@@ -84,7 +84,7 @@ class Reassembly:
         """Record a piece that has arrived. Its bytes may be in the memory from `place` or in the frame.
 
         Raises:
-            ProtocolError: no such piece is missing.
+            ProtocolError: the piece has arrived already, or its number or length is wrong.
         """
         data: Buffer = piece.body[0] if piece.body else b""
         position = piece_of(piece.head)[1]

@@ -24,7 +24,7 @@ class TimingsReply(Message, frozen=True):
 
 
 class TransferTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Begin, end and bytes of the handling of a `SendValues`, or of an `AwaitTransfer` if `incoming` is True."""
+    """Begin, end and bytes of an executed `SendValues`; of an `AwaitTransfer` if `incoming` is True."""
 
     transfer: Count
     peer: Count

@@ -82,7 +82,7 @@ def _on_one_device(context: PlacementContext, device: str, reason: str) -> Place
 
 @attrs.define
 class _EmptyDevices:
-    """A cache of memory shortages of devices that hold no data of the program.
+    """A cache of obstacles: why devices that hold no data of a program cannot run it.
 
     Devices with equal free memory and dtypes share an entry.
     """

@@ -132,7 +132,7 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory moved."""
+        """Bytes read and written."""
         return self.bytes_read + self.bytes_written
 
 

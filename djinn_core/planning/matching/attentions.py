@@ -111,7 +111,7 @@ def _explicit_attention(graph: Graph, match: Match) -> Attention | None:
 
 
 def _weights_position(graph: Graph, match: Match) -> int:
-    """Return which of the product's last two operands is the softmax: 0 or 1. The other operand has the values."""
+    """Return the position of the softmax among the last two operands of its product with the values: 0 or 1."""
     first = graph.flow.operands(match["mixture"])[-2]
     return 0 if first >= match.names["softmax"] and (first in match.nodes) else 1
 

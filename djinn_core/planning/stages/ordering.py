@@ -69,7 +69,7 @@ class Dependences:
         return cls(before, after, seconds, device, sizes, context.topology, replicas)
 
     def hop(self, source: int, target: int) -> float:
-        """Return the seconds from the end of a node until its result is on the device of another node."""
+        """Return the seconds from the end of node `source` until its result is on the device of node `target`."""
         ends = (self.device[source], self.device[target])
         if ends[0] == ends[1] or (source, ends[1]) in self._replicas:
             return 0.0

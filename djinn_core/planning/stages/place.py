@@ -153,7 +153,7 @@ class _Attempts:
         return DoesNotFit(f"{cause}{attempts_text}. Use more or larger devices, or keep fewer tensors at a time")
 
     def _try_place(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Return the valid placement of a policy, or None."""
+        """Return a policy's placement; None if the policy fails or breaks a rule. A fallback's other errors propagate."""
         try:
             placement = _placement_of(context, self.context, policy)
             check_placement(self.context, placement, title("placement policy", policy))

@@ -192,7 +192,7 @@ class _Search:
     def _candidates(self, block: _Block, homes: DeviceMap) -> Iterator[str]:
         """Yield devices to try: devices of operands first, then by free bytes.
 
-        Yield one device of each interchangeable set.
+        Of interchangeable devices, yield only one.
         """
         distinguished = self.distinct.union(homes.values())
         near = {homes[b]: None for b in block.operands if b in homes}
@@ -282,7 +282,7 @@ class _Search:
     def _fill_devices(self, order: Sequence[str], bytes_left: dict[str, float]) -> dict[int, str]:
         """Return a device for each block, given the free bytes of each device.
 
-        Devices of its operands and of the previous block come first, then the devices in `order`.
+        The devices of a block's operands and of the previous block come first, then the devices in `order`.
         """
         homes: dict[int, str] = {}
         current = order[0]
@@ -431,7 +431,7 @@ class _CapableDevices:
         self._order = dict.fromkeys(d.id for d in context.topology.devices)
 
     def able(self, nodes: Sequence[int], inputs: Sequence[int]) -> Mapping[str, None]:
-        """Return the devices with the ops and dtypes of these nodes and of inputs that would be uploaded."""
+        """Return the devices that have the ops and dtypes of `nodes`, and the dtypes of `inputs` to upload."""
         if len(self._devices_by_limits) == 1 and (frozenset(), frozenset()) in self._devices_by_limits:
             return self._order
         capable: set[str] = set()

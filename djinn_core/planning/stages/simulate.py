@@ -220,7 +220,7 @@ class Memory:
                 self.hold(device, value, 0.0)
 
     def hold(self, device: str, value: int, when: float) -> None:
-        """Record that `device` holds `value` from the second `when` on."""
+        """Record that `device` holds `value` from the time `when` (in seconds) on."""
         key, meta = self._key(device, value), self._graph.meta(value)
         size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else copy_bytes(meta)
         self._values.setdefault(key, set()).add(value)

@@ -248,7 +248,7 @@ class _DryRun:
 def _expected_versions(
     running: Sequence[Node], replace: Mapping[int, int], written_storages: frozenset[int]
 ) -> dict[tuple[int, int], int]:
-    """Return the number of earlier writes to each of `written_storages` that a node reads, by (node, storage)."""
+    """Return, for each node and each of `written_storages` that the node reads, the number of earlier writes."""
     versions = dict.fromkeys(written_storages, 0)
     expected: dict[tuple[int, int], int] = {}
     for node in running if written_storages else ():

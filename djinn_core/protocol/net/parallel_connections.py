@@ -114,7 +114,7 @@ class ParallelConnections:
     def receive(self, striped: StripedFrame, deadline: float | None) -> tuple[bool, Frame | None]:
         """Receive pieces of the next striped frame until the `time.monotonic()` value `deadline`.
 
-        Return True if bytes arrived before `deadline`, and the frame, or None while the frame is incomplete.
+        Return a pair: True if bytes arrived before `deadline`, and the frame, which is None while it is incomplete.
 
         Raises:
             ProtocolError: the received data are not a missing piece.

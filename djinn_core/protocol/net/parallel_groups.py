@@ -61,7 +61,7 @@ class ParallelGroups:
             return self._unclaimed.pop((session, group), ())
 
     def _await_end(self, session: str, group: bytes, connection: StripingConnection) -> None:
-        """Wait until a connection of a group has ended. A connection that no frame names times out."""
+        """Wait until a connection has ended, or `_NAMING_SECONDS` have passed without a frame that names its group."""
         if connection.await_end(_NAMING_SECONDS):
             self._forget(session, group, connection)
         elif not self._forget(session, group, connection):

@@ -76,7 +76,7 @@ class StreamConnection(Connection):
         return buffers, ()
 
     def _send_large(self, large: Sequence[memoryview], unsent: Sequence[Buffer]) -> None:
-        """Send the large buffers after `_write` has returned `unsent`. Raises as `_write`."""
+        """Send the large buffers after `_write` has returned `unsent`. Raises the errors of `_write`."""
         raise NotImplementedError
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
@@ -108,7 +108,7 @@ class StreamConnection(Connection):
 
     @abstractmethod
     def _drop(self) -> None:
-        """Close the sockets. No thread is inside a call."""
+        """Close the sockets. Called when no thread uses them."""
 
     # --- Connection -----------------------------------------------------------------------------------------
 

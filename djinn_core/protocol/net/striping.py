@@ -53,7 +53,7 @@ class StripingConnection(StreamConnection):
         """Send as much over this parallel connection as the other end accepts now. Return the unsent buffers.
 
         Raises:
-            OSError: the connection has ended, or ends.
+            OSError: the connection has ended, or breaks during the call.
         """
 
     @property

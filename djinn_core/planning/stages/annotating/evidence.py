@@ -94,7 +94,7 @@ class Evidence:
     def is_of_text(self, match: PatternMatch) -> bool:
         """Return True if the match is on text, or on text and other data.
 
-        Models do not cache keys of an image that they see once.
+        Matches on images or audio alone do not count: models do not cache keys of an image that they see once.
         """
         return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 

@@ -148,7 +148,7 @@ def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
 
 
 def _find_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
-    """Mark integer inputs with the sizes of the data as masks, positions or types of that data."""
+    """Set the kinds of masks, positions and types: integer inputs with the sizes of images or texts."""
     shapes = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
     image_sizes = {shape[-2:] for shape in shapes}
     patches = {shape[:2] for shape in shapes if len(shape) == 3}

@@ -123,7 +123,7 @@ _GROUPS = frozenset({"group_norm", "native_group_norm"})
 
 
 def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
-    """Return the workload type by the first rule that the op counts match."""
+    """Return the judgement of the first rule that the op counts match."""
 
     def count(operations: frozenset[str]) -> int:
         return sum(len(by_op.get(o, ())) for o in operations)
@@ -163,7 +163,7 @@ _NAMES = (
 
 
 def judge_modules(classes: Iterable[str]) -> Judgement | None:
-    """Return the workload type by class names; None if no name matches a rule."""
+    """Return the judgement by class names; None if no name matches a rule."""
     for name in dict.fromkeys(classes):
         for pattern, workload in _NAMES:
             if pattern.search(name):
