@@ -433,7 +433,7 @@ def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries
         constants=[None],
         slots=0,
         inputs=0,
-        made=0,
+        computed=0,
         consumed=(),
         moves=False,
         outputs=(),

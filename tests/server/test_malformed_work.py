@@ -306,7 +306,7 @@ def test_oversized_templates_are_refused_quickly() -> None:
 
 
 def test_handle_lists_are_bounded() -> None:
-    with pytest.raises(ProtocolError, match="at most 2,097,152"):
+    with pytest.raises(ProtocolError, match="the limit is 2,097,152"):
         unpack_handles((0, 0) * ((1 << 21) + 1))
 
 
