@@ -30,7 +30,7 @@ FILE_VARIABLE = "DJINN_CONFIG"
 HIDDEN = "(set, not shown)"
 DEFAULT_SCHEDULER = "sequential"
 PARALLEL_CONNECTIONS_LIMIT = 16  # per session; executors reject more
-_LONGEST_SECONDS = 1_000_000.0  # selectors raise OverflowError for more than 24 days
+_MAX_SECONDS = 1_000_000.0  # selectors raise OverflowError for more than 24 days
 
 # Variables of other modules, which are not settings.
 OTHER_VARIABLES = frozenset({FILE_VARIABLE, "DJINN_LOG_FORMAT", "DJINN_HTTP_HOSTS"})
@@ -216,8 +216,8 @@ def _gib(value: object) -> float:
 
 
 def _seconds(value: object) -> float:
-    must = f"must be a number of seconds above 0, at most {_LONGEST_SECONDS:,.0f}"
-    return _checked(float, lambda n: 0.0 < n <= _LONGEST_SECONDS, must, value)
+    must = f"must be a number of seconds above 0, at most {_MAX_SECONDS:,.0f}"
+    return _checked(float, lambda n: 0.0 < n <= _MAX_SECONDS, must, value)
 
 
 def _optional(convert: Callable[[object], T], value: object) -> T | None:

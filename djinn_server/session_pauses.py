@@ -16,7 +16,7 @@ POLL_SECONDS: Final = 0.25  # between polls for a frame while a session also wai
 LINGER_SECONDS: Final = 0.5  # for which a session waits for its next frame in the thread that handled the last one
 BRIEF_SECONDS: Final = 0.004  # of the longest submission that the leader of `SessionThreads` runs itself
 OFFER_SECONDS: Final = 0.001  # after which a brief session lets sessions run that used less device time
-LONGEST_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than 24 days
+MAX_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than 24 days
 
 
 @attrs.frozen
@@ -83,5 +83,5 @@ def wait_here(pause: Pause, wakeup: Wakeup) -> None:
 
 
 def clamp_timeout(seconds: float) -> float:
-    """Return `seconds`, limited to 0 to `LONGEST_TIMEOUT`. A caller with a later deadline waits again."""
-    return min(max(0.0, seconds), LONGEST_TIMEOUT)
+    """Return `seconds`, limited to 0 to `MAX_TIMEOUT`. A caller with a later deadline waits again."""
+    return min(max(0.0, seconds), MAX_TIMEOUT)

@@ -41,7 +41,7 @@ from djinn_core.wire.frames import weight
 # seconds for which a call may wait: Hypothesis repeats the wait of a failure for each example
 PATIENCE = min(30.0, SECONDS)
 _UNREAD_BYTES: Final = 128 << 10  # bytes that `send` must accept without a reader
-_MOST_PAIRS: Final = 3
+_MAX_PAIRS: Final = 3
 _BROKEN_SECONDS: Final = 0.2  # seconds for which `receive` waits on a broken connection
 _SMALL_SIZES: Final = (0, 1, 7, 1000, 16_383, 16_384, 40_000)
 _SIZES: Final = (*_SMALL_SIZES, 300_000, 1 << 20, 3 << 20)
@@ -175,7 +175,7 @@ class TransportStateMachine(RuleBasedStateMachine):
         """Open the first connection, without a relay."""
         return self._connect(relayed=False)
 
-    @precondition(lambda self: len(self._connected) < _MOST_PAIRS)
+    @precondition(lambda self: len(self._connected) < _MAX_PAIRS)
     @rule(target=pairs, relayed=st.booleans())
     def connect(self, relayed: bool) -> _Pair:
         """Open a connection. If `relayed`, it passes a relay that can break it."""

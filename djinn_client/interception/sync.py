@@ -15,7 +15,7 @@ from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.recorder import Recorder, SyncRequest, current, recorders
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tap import Cause, taps, waiting_for
-from djinn_client.interception.tensors.known_contents import LARGEST_VALUE, known_contents
+from djinn_client.interception.tensors.known_contents import MAX_VALUE_BYTES, known_contents
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, is_remote
 from djinn_client.interception.tensors.partial_fetch import PART_BYTES, SHARED_BYTES, fetch_in_parts, part_of
 from djinn_client.interception.tensors.storage import Value
@@ -60,7 +60,7 @@ def read_only(value: Value) -> torch.Tensor:
     # a capture, which sends no programs, or a plan, which has no data
     if recorder.captures or recorders.meta_only.storages:
         elements = _request(value, recorder)
-    elif value.meta.nbytes > LARGEST_VALUE:
+    elif value.meta.nbytes > MAX_VALUE_BYTES:
         elements = _request_with_predicted(value, recorder)
     else:
         contents = value.storage.contents

@@ -19,7 +19,7 @@ from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transp
 from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
 from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.processes import CLIENT_ONLY
-from djinn_core.system.tcp import LONGEST_PATH, set_buffer_sizes, unix_socket
+from djinn_core.system.tcp import MAX_PATH_BYTES, set_buffer_sizes, unix_socket
 
 djinn_api_version = "2.0"
 
@@ -112,9 +112,9 @@ def _path_of(url: str) -> Path:
 
 def _check_length(path: Path) -> None:
     length = len(os.fsencode(path))
-    if length > LONGEST_PATH:
+    if length > MAX_PATH_BYTES:
         raise TransportError(
-            f"the path of a Unix socket may take {LONGEST_PATH} bytes, {path} takes {length};"
+            f"the path of a Unix socket may take {MAX_PATH_BYTES} bytes, {path} takes {length};"
             " choose a shorter one, for instance below $XDG_RUNTIME_DIR"
         )
 

@@ -21,7 +21,7 @@ if sys.platform == "linux":
     import termios
 
 PARTS: Final = 1024  # buffers per system call: IOV_MAX of Linux and macOS
-LONGEST_PATH: Final = 107 if sys.platform == "linux" else 103  # bytes of the path of a Unix socket
+MAX_PATH_BYTES: Final = 107 if sys.platform == "linux" else 103  # bytes of the path of a Unix socket
 # Keep-alive: idle seconds before the first probe, seconds between probes, and number of probes. The first option has
 # two names.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 30), ("TCP_KEEPALIVE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))

@@ -9,8 +9,8 @@ from typing import Final
 
 DIMENSIONS: Final = 128  # dimensions of a tensor; PyTorch's kernels reduce at most 64, but create, copy and view more
 TEXT: Final = 1 << 16  # characters of a text argument of an op
-SMALLEST_INTEGER: Final = -(1 << 63)  # MessagePack integers have 64 bits, signed or unsigned
-LARGEST_INTEGER: Final = (1 << 64) - 1
+MIN_INTEGER: Final = -(1 << 63)  # MessagePack integers have 64 bits, signed or unsigned
+MAX_INTEGER: Final = (1 << 64) - 1
 DEEPEST_LIST: Final = 16  # nesting depth of lists; PyTorch's ops take lists of lists at most
 
 # Kernels loop or recurse over these: beyond the limits they would run forever or overflow the stack.

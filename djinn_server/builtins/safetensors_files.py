@@ -18,7 +18,7 @@ from djinn_core.hookspecs import hookimpl
 from djinn_core.ir.stored_tensor import SAFETENSORS_DTYPES
 from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry, WeightFormat
 from djinn_server.hookspecs.weight_sources import WeightFile
-from djinn_server.weights.headers import MOST_DIMENSIONS, read_bytes, refuse_overlaps
+from djinn_server.weights.headers import MAX_DIMENSIONS, read_bytes, refuse_overlaps
 
 djinn_api_version = "2.0"
 
@@ -106,7 +106,7 @@ def _decoded_entry(name: str, entry: _Entry, begin: int, size: int) -> HeaderEnt
     if not first <= end <= size - begin:
         raise ValueError(f"the tensor {name!r} exceeds the file")
     expected_bytes = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
-    if len(entry.shape) > MOST_DIMENSIONS or expected_bytes != end - first:
+    if len(entry.shape) > MAX_DIMENSIONS or expected_bytes != end - first:
         raise ValueError(f"the shape of the tensor {name!r} does not fit its {end - first} bytes")
     stored_as = "" if dtype is not None else entry.dtype
     return HeaderEntry(dtype, entry.shape, begin + first, end - first, stored_as)

@@ -31,7 +31,7 @@ from djinn_server.weights.permissions import resolve
 
 djinn_api_version = "2.0"
 
-_MOST_FILES: Final = 4096
+_MAX_FILES: Final = 4096
 UNFINISHED: Final = ".unfinished-"  # marks the names of temporary files
 _TRIES: Final = 100  # to create such a file while other processes remove abandoned ones
 
@@ -130,9 +130,9 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
         elif path.name.endswith(INDEX):  # shards have the same format
             kind = Path(path.name.removesuffix(INDEX)).suffix
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
-        if not names or len(names) > _MOST_FILES:
+        if not names or len(names) > _MAX_FILES:
             raise WeightsUnavailable(
-                f"{str(path)!r} has {len(names) or 'no'} files with weights (at most {_MOST_FILES:,})"
+                f"{str(path)!r} has {len(names) or 'no'} files with weights (at most {_MAX_FILES:,})"
             )
         return [LocalFile(resolve(permissions, file), file.name, immutable) for file in names]
     except OSError as error:

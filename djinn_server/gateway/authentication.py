@@ -10,7 +10,7 @@ from typing import Final
 from djinn_core.errors import ConfigurationError, PluginError
 from djinn_core.logs import HIDDEN, get_logger
 from djinn_core.registry.registry import Registry
-from djinn_server.gateway.tenants import MOST
+from djinn_server.gateway.tenants import MAX_TENANTS
 from djinn_server.gateway.token_authenticator import TokenAuthenticator
 from djinn_server.hookspecs.authenticators import Authenticator, Credentials, Denial, Identity
 from djinn_server.hookspecs.quotas import Quota
@@ -28,7 +28,7 @@ FAILED: Final = Denial(
 )
 _REASON_LENGTH: Final = 1000  # maximum characters of a denial
 _KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # kind of a refusal in audit log and metrics
-_LONGEST_RETRY: Final = 3600.0  # maximum seconds of `retry_after`
+_MAX_RETRY_SECONDS: Final = 3600.0  # maximum seconds of `retry_after`
 _KEY: Final = re.compile(r"[\x21-\x7e]{0,64}")
 _log = get_logger("djinn.server")
 
@@ -58,7 +58,7 @@ class Authentication:
     @property
     def expected(self) -> int:
         """Number of tenants that may connect, or the limit of the gateway if authenticators know further tenants."""
-        return MOST if self._authenticators else len(self.tenants)
+        return MAX_TENANTS if self._authenticators else len(self.tenants)
 
     @property
     def has_keys(self) -> bool:
@@ -153,7 +153,7 @@ def _redacted(credentials: Credentials, denial: Denial) -> Denial:
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
     kind = denial.kind if _KIND.fullmatch(str(denial.kind)) else "credentials"
-    return Denial(reason, kind, bool(denial.retry), min(max(0.0, float(denial.retry_after)), _LONGEST_RETRY))
+    return Denial(reason, kind, bool(denial.retry), min(max(0.0, float(denial.retry_after)), _MAX_RETRY_SECONDS))
 
 
 def _as_object(value: object) -> object:

@@ -20,8 +20,8 @@ from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_server.hookspecs.operations import ServerMetrics, WatchedServer
 from djinn_server.launch.orders import End
 
-MOST_WITH_DECISIONS: Final = 100  # sessions in a status with decisions of plans
-MOST_WITH_LOGS: Final = 32  # executors in a status with log lines
+MAX_WITH_DECISIONS: Final = 100  # sessions in a status with decisions of plans
+MAX_WITH_LOGS: Final = 32  # executors in a status with log lines
 
 
 def watched_server(context: GatewayContext, assignment: str) -> WatchedServer:
@@ -50,7 +50,7 @@ def _identify_operator(context: GatewayContext, credentials: Credentials, path: 
 
 def _without_decisions(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
     """Return the status without the plans' decisions if there are many sessions. A reply is limited to 4 MiB."""
-    if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
+    if sum(len(executor.sessions) for executor in executors) <= MAX_WITH_DECISIONS:
         return executors
     replace = msgspec.structs.replace
     return tuple(
@@ -63,7 +63,7 @@ def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> S
     """Return the status for a tenant, or for the operator (None). `assignment`: name of the assignment policy."""
     age = time.monotonic() - context.since
     executors = _without_decisions(context.tenants.statuses(tenant))
-    if tenant is not None or len(executors) > MOST_WITH_LOGS:
+    if tenant is not None or len(executors) > MAX_WITH_LOGS:
         executors = tuple(msgspec.structs.replace(executor, log=()) for executor in executors)
     least = context.tenants.least_load()
     events = context.recent.of(tenant)

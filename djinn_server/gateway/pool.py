@@ -25,7 +25,7 @@ from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.orders import Drain, Order
 
 _FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
+_MAX_PAUSE_SECONDS = 30.0
 _STATUS_SECONDS = 2.0
 BUSY: Final = "busy"  # kind of a denial after which a retry may soon succeed
 # Metrics that `djinn status` and dashboards show.
@@ -174,7 +174,7 @@ class SupervisedExecutor:
                 return
 
     def _restart(self) -> bool:
-        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while not self._closing.is_set():
             try:
                 self._process = self._process.restart()

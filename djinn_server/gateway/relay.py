@@ -15,7 +15,9 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.frames import weight
 from djinn_server.system.memory import total_bytes
 
-MOST: Final = 512  # connections of a tenant: twice an executor's sessions, because other connections are short
+MAX_CONNECTIONS: Final = (
+    512  # connections of a tenant: twice an executor's sessions, because other connections are short
+)
 EACH_BYTES: Final = 2 << 30  # unsent bytes of a tenant: one frame of up to 1 GiB in each direction
 _REASON_SECONDS: Final = 5.0  # time for the opposite direction after a failed send: it may transmit the reason
 _CHECK_SECONDS: Final = 0.25
@@ -98,7 +100,7 @@ class Relays:
     """Limits for each tenant's relayed connections: their number, and their unsent bytes."""
 
     def __init__(
-        self, max_connections: int = MOST, max_tenant_bytes: int = EACH_BYTES, max_total_bytes: int = 0
+        self, max_connections: int = MAX_CONNECTIONS, max_tenant_bytes: int = EACH_BYTES, max_total_bytes: int = 0
     ) -> None:
         """Set the limits.
 

@@ -22,7 +22,7 @@ from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.system_users import SystemUser
 from djinn_server.launch.tickets import TICKET_SECONDS
 
-MOST: Final = 16  # tenants with executors at the same time
+MAX_TENANTS: Final = 16  # tenants with executors at the same time
 STARTS: Final = 2  # tenants whose executors start at the same time; more would slow down all of them
 RETURN_SECONDS: Final = 60.0  # in which clients of a dead executor reconnect to its successor
 IDLE_SECONDS: Final = 600.0  # after which the executors of an idle tenant end
@@ -40,7 +40,7 @@ class Tenants:
         configs: Sequence[ExecutorConfig],
         start_timeout: float,
         expected: Callable[[], int] = lambda: 1,
-        max_tenants: int = MOST,
+        max_tenants: int = MAX_TENANTS,
         events: ServerEvents = ServerEvents(),  # noqa: B008 - has no observers
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         requests: Callable[[], Sequence[LaunchRequest]] = tuple,

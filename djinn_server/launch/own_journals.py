@@ -17,7 +17,7 @@ from djinn_core.system.processes import lock_file
 from djinn_server.system.private_files import make_private_folder
 
 JOURNAL_BYTES: Final = 8 << 30  # maximum size of a journal
-LEAST_BYTES: Final = 64 << 20  # for all journals; with less space, no journals are written
+MIN_BYTES: Final = 64 << 20  # for all journals; with less space, no journals are written
 _DISK_PART: Final = 4  # divisor of the free space: compaction needs a journal's space twice
 _log = get_logger("djinn.launch")
 
@@ -69,7 +69,7 @@ def own_journals() -> OwnJournals | None:
         except OSError as error:
             errors.append(str(error))
             continue
-        if journal_space(journals.path) >= LEAST_BYTES:
+        if journal_space(journals.path) >= MIN_BYTES:
             return journals
         errors.append(f"{base} is on a disk that has {shutil.disk_usage(base).free:,} bytes left")
         journals.close()

@@ -11,7 +11,7 @@ import attrs
 from djinn_core.errors import StartupError
 
 _CHUNK = 65536
-LONGEST_LINE = 64 << 20  # bytes, the limit of a frame's message
+MAX_LINE_BYTES = 64 << 20  # bytes, the limit of a frame's message
 
 
 @attrs.define
@@ -28,7 +28,7 @@ class LineReader:
 
         Raises:
             TimeoutError: no whole line arrived within `timeout` seconds. The next call continues with the received part.
-            StartupError: the other process sent a line longer than `LONGEST_LINE`.
+            StartupError: the other process sent a line longer than `MAX_LINE_BYTES`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (line := self.next_line()) is None and not self._is_at_end:
@@ -53,11 +53,11 @@ class LineReader:
         """Read the available bytes, at least one byte, into the buffer. Return False at the end of the stream.
 
         Raises:
-            StartupError: the other process sent a line longer than `LONGEST_LINE`.
+            StartupError: the other process sent a line longer than `MAX_LINE_BYTES`.
         """
-        if len(self._buffer) > LONGEST_LINE:
+        if len(self._buffer) > MAX_LINE_BYTES:
             raise StartupError(
-                f"the other process sent {len(self._buffer):,} bytes without a newline; the limit is {LONGEST_LINE:,} bytes"
+                f"the other process sent {len(self._buffer):,} bytes without a newline; the limit is {MAX_LINE_BYTES:,} bytes"
             )
         data = os.read(self.descriptor, _CHUNK)
         self._buffer += data

@@ -28,7 +28,7 @@ UNACKNOWLEDGED_TRANSFERS: Final = 64  # above this number, the session waits for
 UNACKNOWLEDGED_BYTES: Final = 1 << 30  # above this size, the session waits for the link
 ECHOES_LIMIT: Final = 16  # queued replies to link probes
 _FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 1.0
+_MAX_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.server")
 
 Dial = Callable[[], tuple[Connection, int]]  # connects to the receiver; returns also how many transfers it has received
@@ -279,7 +279,7 @@ class Route:
     # --- the sender -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_work)

@@ -17,7 +17,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.recovery.blob_files import contents_folder, own_bytes_of, remove_contents
 from djinn_server.recovery.journal_reader import owner_of
 
-_LONGEST_PAUSE: Final = 30.0  # seconds between two scans of the folder
+_MAX_PAUSE: Final = 30.0  # seconds between two scans of the folder
 _log = get_logger("djinn.server")
 
 
@@ -60,7 +60,7 @@ class UnclaimedJournals:
                 self._scan(now)
 
     def _scan(self, now: float) -> None:
-        self._next_scan = now + min(_LONGEST_PAUSE, self._seconds / 4)
+        self._next_scan = now + min(_MAX_PAUSE, self._seconds / 4)
         unclaimed: dict[Path, float] = {}
         for path in (*self._folder.glob("*.journal"), *self._folder.glob("*.new")):
             since = self._since.get(path, now)

@@ -9,13 +9,13 @@ from djinn_core.wire import limits
 from djinn_server.hookspecs.weight_formats import FileHeader, HeaderEntry
 from djinn_server.hookspecs.weight_sources import WeightFile
 
-MOST_TENSORS: Final = limits.STORED_TENSORS
-MOST_DIMENSIONS: Final = limits.DIMENSIONS
-LONGEST_NAME: Final = limits.STORED_NAME
+MAX_TENSORS: Final = limits.STORED_TENSORS
+MAX_DIMENSIONS: Final = limits.DIMENSIONS
+MAX_NAME_LENGTH: Final = limits.STORED_NAME
 """Maximum number of tensors, of dimensions of a tensor, and of characters of a name. Headers beyond them are refused."""
 
 
-_MOST_BYTES: Final = 128 << 20  # maximum bytes of one read: a safetensors header has at most 100 MiB
+_MAX_BYTES: Final = 128 << 20  # maximum bytes of one read: a safetensors header has at most 100 MiB
 
 
 def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
@@ -25,7 +25,7 @@ def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
         OSError: the file cannot be read.
         ValueError: the file is shorter, or `size` is larger than any valid header.
     """
-    if not (start >= 0 and 0 <= size <= min(_MOST_BYTES, file.size - start)):
+    if not (start >= 0 and 0 <= size <= min(_MAX_BYTES, file.size - start)):
         raise ValueError(f"the header refers to {size:,} bytes at byte {start:,}, but the file has {file.size:,} bytes")
     data = bytearray(size)
     file.read_into(start, memoryview(data))
@@ -39,10 +39,8 @@ def check_header(file: WeightFile, header: FileHeader) -> None:
         ValueError: a tensor exceeds the file or has another size.
     """
     for name, entry in header.tensors.items():
-        if len(entry.shape) > MOST_DIMENSIONS or min(entry.shape, default=0) < 0:
-            raise ValueError(
-                f"the tensor {name[:200]!r} has a negative size, or more than {MOST_DIMENSIONS} dimensions"
-            )
+        if len(entry.shape) > MAX_DIMENSIONS or min(entry.shape, default=0) < 0:
+            raise ValueError(f"the tensor {name[:200]!r} has a negative size, or more than {MAX_DIMENSIONS} dimensions")
         if entry.dtype is None:
             continue
         if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:

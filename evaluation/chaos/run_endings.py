@@ -26,7 +26,7 @@ from prepared_python import Forks, PreparedPython
 from servers import Server, start_server
 
 OPTIONS: Final = ("--threads", "1", "--drain-seconds", "1", "--most-sessions", "1", "--lease-seconds", "600")
-LONGEST_SECONDS: Final = 1.5  # maximum duration of a program's work
+MAX_SECONDS: Final = 1.5  # maximum duration of a program's work
 
 PROGRAM = """
 import signal, sys, threading, time
@@ -124,7 +124,7 @@ def endings(
     variables = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
 
     def start() -> _Program:
-        work, end, moment = draw.choice(WORKS), draw.choice(ENDS), draw.uniform(0.0, LONGEST_SECONDS)
+        work, end, moment = draw.choice(WORKS), draw.choice(ENDS), draw.uniform(0.0, MAX_SECONDS)
         inputs = "-c", PROGRAM, work, end, str(600.0 if end == "interrupt" else moment)
         return _Program(work, end, moment, python.start_talking(*inputs, env={**environment, **variables}))
 

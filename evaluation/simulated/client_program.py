@@ -18,7 +18,7 @@ from djinn_core.system import tcp
 WINDOWS = not hasattr(select, "poll")
 assert not hasattr(select, "epoll"), "this is not simulated"
 assert not Path("/proc/self/statm").exists()
-assert WINDOWS or tcp.LONGEST_PATH == 103
+assert WINDOWS or tcp.MAX_PATH_BYTES == 103
 assert hasattr(os, "fork") != WINDOWS
 DEVICE = "remote_accelerator:0"
 

@@ -35,7 +35,7 @@ if SIMULATED:
 
 HIDDEN = ("/proc", "/sys")
 OPEN_MAX = 10240
-LARGEST_BUFFER = 1 << 20
+MAX_BUFFER_BYTES = 1 << 20
 # names of `socket` that macOS and Windows lack
 SOCKETS_OF_LINUX = (
     "AF_NETLINK AF_PACKET AF_VSOCK MSG_CMSG_CLOEXEC MSG_CONFIRM MSG_ERRQUEUE MSG_MORE MSG_NOSIGNAL SOCK_CLOEXEC SOCK_NONBLOCK "
@@ -116,7 +116,11 @@ def refuse_as_macos() -> None:
             soft[0] = limits[0]
 
     def setsockopt(self, level, option, *value):
-        if level == socket.SOL_SOCKET and option in {socket.SO_SNDBUF, socket.SO_RCVBUF} and value[0] > LARGEST_BUFFER:
+        if (
+            level == socket.SOL_SOCKET
+            and option in {socket.SO_SNDBUF, socket.SO_RCVBUF}
+            and value[0] > MAX_BUFFER_BYTES
+        ):
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
         set_option(self, level, option, *value)
 

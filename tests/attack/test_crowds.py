@@ -97,7 +97,7 @@ def test_idle_unauthenticated_connection_is_closed(web, dial, closes):
 
 def test_excess_http_connections_are_evicted(web, dial, closes, monkeypatch):
     monkeypatch.setattr(pace, "UNAUTHENTICATED_SECONDS", 60.0)
-    monkeypatch.setattr(http_server, "_MOST_UNAUTHENTICATED", 2)
+    monkeypatch.setattr(http_server, "_MAX_UNAUTHENTICATED", 2)
     oldest = dial(web.url)
     for _ in range(2):
         dial(web.url)

@@ -8,7 +8,7 @@ import pytest
 from djinn.testing import TransportConformance
 from djinn_core.errors import TransportError
 from djinn_core.protocol.local import LocalTransport
-from djinn_core.system.tcp import LONGEST_PATH
+from djinn_core.system.tcp import MAX_PATH_BYTES
 from djinn_core.wire.frames import Limits
 
 
@@ -50,7 +50,9 @@ def test_world_writable_directory_is_refused(tmp_path):
 def test_too_long_socket_path_is_refused(tmp_path):
     url = f"unix://{tmp_path}/{'x' * 120}.sock"
     for use in (listen, lambda url: LocalTransport().connect(url, Limits(), 1)):
-        with pytest.raises(TransportError, match=rf"may take {LONGEST_PATH} bytes, .* takes \d+; choose a shorter one"):
+        with pytest.raises(
+            TransportError, match=rf"may take {MAX_PATH_BYTES} bytes, .* takes \d+; choose a shorter one"
+        ):
             use(url)
 
 

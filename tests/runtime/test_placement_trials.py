@@ -16,7 +16,7 @@ from djinn_optimizations.cleanup import DeadCode
 from djinn_pool.placement_trials import (
     ENOUGH,
     LOOKS,
-    MOST,
+    MAX_MARGIN,
     PRIOR,
     UNMEASURED,
     PlacementTrials,
@@ -135,7 +135,7 @@ def test_judge_among_returns_first_judge():
 # --- margins --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("calibrated", "prior"), [(True, PRIOR), (False, MOST)])
+@pytest.mark.parametrize(("calibrated", "prior"), [(True, PRIOR), (False, MAX_MARGIN)])
 def test_initial_prediction_margin_is_prior(calibrated, prior):
     assert margin_of([0.01] * (ENOUGH - 1), calibrated=calibrated) == prior
 
@@ -143,7 +143,7 @@ def test_initial_prediction_margin_is_prior(calibrated, prior):
 def test_prediction_margin_covers_most_predictions():
     assert margin_of([0.15] * 9 + [3.0], calibrated=False) == 0.15
     assert margin_of([0.01] * 10, calibrated=True) == 0.1
-    assert margin_of([3.0] * 10, calibrated=True) == MOST
+    assert margin_of([3.0] * 10, calibrated=True) == MAX_MARGIN
 
 
 class FakeTemplate:

@@ -21,7 +21,7 @@ from djinn_core.system.tcp import link_figures
 from djinn_core.wire.frames import Frame
 from djinn_core.wire.messages import Goodbye, ValueHints, encode
 from djinn_server.gateway.context import RecentEvents
-from djinn_server.gateway.operations import MOST_WITH_DECISIONS
+from djinn_server.gateway.operations import MAX_WITH_DECISIONS
 from djinn_server.running.values import ValueTable
 from djinn_server.session_overview import SessionNotes
 from djinn_server.value_kinds import HINTS_LIMIT, LETTERS_LIMIT, ValueKinds
@@ -61,12 +61,12 @@ def test_status_shows_training_loop(plans_all, over_tcp, serving, url_of, monkey
 def test_status_lists_many_sessions(serving, url_of, monkeypatch):
     settings = Settings(servers=(url_of("tcp"),), token=serving.token, disable=("local",))
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
-    opened = [open_connections(settings, registry)[0] for _ in range(MOST_WITH_DECISIONS + 1)]
+    opened = [open_connections(settings, registry)[0] for _ in range(MAX_WITH_DECISIONS + 1)]
     monkeypatch.setenv("DJINN_TOKEN", serving.token)
     try:
         (row,) = read_status([url_of("tcp")])
         assert row["error"] is None
-        assert len(row["executors"][0]["sessions"]) > MOST_WITH_DECISIONS
+        assert len(row["executors"][0]["sessions"]) > MAX_WITH_DECISIONS
         assert not any(one["decisions"] for one in row["executors"][0]["sessions"])
     finally:
         for one in opened:

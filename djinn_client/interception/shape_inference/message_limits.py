@@ -32,7 +32,7 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
             f"{limits.ARGUMENTS_OF_AN_OP:,} in one op. Call the op for parts of the lists"
         )
     for slot in slots:
-        if type(slot) is int and not limits.SMALLEST_INTEGER <= slot <= limits.LARGEST_INTEGER:
+        if type(slot) is int and not limits.MIN_INTEGER <= slot <= limits.MAX_INTEGER:
             raise UnsupportedOperation(f"{func.name()} got an integer of more than 64 bits, which no kernel accepts")
     for argument in args:
         if isinstance(argument, (int, float)) and argument > limits.DEGREE and "_polynomial_" in func.name():

@@ -14,7 +14,7 @@ import torch
 
 from djinn_client.interception.native.library import ops
 
-LARGEST_VALUE: Final = 4096  # size limit in bytes of a value that is cached after a fetch, or fetched ahead
+MAX_VALUE_BYTES: Final = 4096  # size limit in bytes of a value that is cached after a fetch, or fetched ahead
 BUDGET: Final = 1 << 24  # limit in bytes of all cached contents
 _OVERHEAD: Final = 1024  # overhead in bytes that each part counts in addition to its data
 _FEWEST: Final = 64  # number of cached storages at which dead ones are searched for

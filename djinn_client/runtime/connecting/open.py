@@ -55,7 +55,7 @@ from djinn_core.wire.messages import Attached, Welcome
 
 LOAD_SECONDS: Final = 3.0  # seconds for the load query; a server that takes longer counts as busiest
 FIRST_PAUSE_SECONDS: Final = 0.1  # pause in seconds between attempts at a full server
-LONGEST_PAUSE_SECONDS: Final = 3.0
+MAX_PAUSE_SECONDS: Final = 3.0
 _log = get_logger("djinn.runtime")
 T = TypeVar("T")
 
@@ -467,7 +467,7 @@ def retry_while_full(attempt: Callable[[], T], seconds: float) -> T:
     Raises:
         ServerBusy: the server stayed full.
     """
-    deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
+    deadline, backoff = time.monotonic() + seconds, Backoff(FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
     log = _log.warning  # the first time, then `debug`
     while True:
         try:

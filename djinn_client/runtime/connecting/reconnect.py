@@ -37,7 +37,7 @@ from djinn_core.wire.message_base import Message
 from djinn_core.wire.resume_messages import ControlAttach, ParallelAttach, Resume, Resumed
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
-_LONGEST_PAUSE_SECONDS: Final = 2.0
+_MAX_PAUSE_SECONDS: Final = 2.0
 _PARALLEL_TRIES: Final = 3  # limit of breaks without parallel connections; more breaks may be caused by parallel ones
 _log = get_logger("djinn.session")
 Reached = tuple[Connection, Resumed]
@@ -163,7 +163,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
             self._read_lock.release()
 
     def _dial_until(self, deadline: float, received: int, error: TransportError) -> None:
-        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while not self._expired:
             _raise_if_interrupted()
             try:

@@ -36,13 +36,13 @@ _NOTE_BYTES: Final = 1 << 20
 # a body of this size is acknowledged at once, because the peer keeps it in memory until then
 _ACK_BYTES: Final = 64 << 10
 _LARGE_BYTES: Final = 128 << 10  # this many bytes fit into socket buffers
-_LARGEST_WINDOW: Final = 32 << 20
-_SMALLEST_WINDOW: Final = 4 << 20
+_MAX_WINDOW: Final = 32 << 20
+_MIN_WINDOW: Final = 4 << 20
 # limit of consecutive connections that break on malformed bytes; then the other end is not a peer
 _GARBLED_CONNECTIONS: Final = 3
 _TURN_SECONDS: Final = 0.05
 _FIRST_PROBE_SECONDS: Final = 0.05
-_LONGEST_PROBE_SECONDS: Final = 2.0
+_MAX_PROBE_SECONDS: Final = 2.0
 _log = get_logger("djinn.delivery")
 
 
@@ -134,7 +134,7 @@ class ReliableConnection(ReconnectingConnection):
         self._expired = False
         self._probe = _FIRST_PROBE_SECONDS
         self._probe_at: float | None = None  # time of the next probe, during a wait
-        self._window = _LARGEST_WINDOW  # limit of unacknowledged bytes
+        self._window = _MAX_WINDOW  # limit of unacknowledged bytes
         self._place: Callable[[bytes, int], memoryview | None] | None = None
 
     # --- sending ----------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ class ReliableConnection(ReconnectingConnection):
         now = time.monotonic()
         if self._probe_at is not None and now >= self._probe_at:
             self._send_note(AckFlags.ACK_REQUEST)
-            self._probe = min(2 * self._probe, _LONGEST_PROBE_SECONDS)
+            self._probe = min(2 * self._probe, _MAX_PROBE_SECONDS)
             self._probe_at = now + self._probe
 
     def place_bodies(self, place: Callable[[bytes, int], memoryview | None]) -> None:
@@ -473,7 +473,7 @@ class ReliableConnection(ReconnectingConnection):
                 self._follow(inner)
                 self._missing_requested = False
                 # a broken connection loses unacknowledged frames
-                self._window = max(_SMALLEST_WINDOW, self._window // 4)
+                self._window = max(_MIN_WINDOW, self._window // 4)
                 own_received = self._inbox.received
             greet(own_received)
             self._awaiting_retransmit = inner

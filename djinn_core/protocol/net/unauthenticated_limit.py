@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from djinn_core.logs import get_logger
 
-MOST: Final = 512
+MAX_CONNECTIONS: Final = 512
 _log = get_logger("djinn.transport")
 
 
@@ -27,7 +27,7 @@ class Closable(Protocol):
 class UnauthenticatedLimit:
     """The unauthenticated connections of a server, oldest first."""
 
-    def __init__(self, max_connections: int = MOST) -> None:
+    def __init__(self, max_connections: int = MAX_CONNECTIONS) -> None:
         self._max_connections = max_connections
         self._lock = threading.Lock()
         self._connections: dict[int, Closable] = {}

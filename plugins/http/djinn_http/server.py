@@ -37,8 +37,8 @@ from djinn_http.upgraded import ACCEPTING, AcceptedUpgrade
 # Twice as much may wait in memory for each request. What came in a larger buffer would have left the processor's caches, and
 # the allocator would have given its pages back, by the time that it is read.
 _READ_BYTES: Final = 256 << 10
-_MOST_CHANNELS: Final = 1024
-_MOST_UNAUTHENTICATED: Final = 512  # connections, each of which has a few seconds to show a token
+_MAX_CHANNELS: Final = 1024
+_MAX_UNAUTHENTICATED: Final = 512  # connections, each of which has a few seconds to show a token
 _BACKLOG: Final = 128
 _PAUSE_SECONDS: Final = 0.1
 _SWEEP_SECONDS: Final = 1.0
@@ -186,7 +186,7 @@ class HttpListener(Listener):
         """Record a new TCP connection. If too many connections are unauthenticated, close the oldest of them."""
         self._connections[connection] = None
         unauthenticated = [connection for connection in self._connections if not connection.pace.trusted]
-        if len(unauthenticated) > _MOST_UNAUTHENTICATED:
+        if len(unauthenticated) > _MAX_UNAUTHENTICATED:
             log.warning("too many connections are unauthenticated, closing the oldest of them", url=self.url)
             self._left(unauthenticated[0])
             unauthenticated[0].abort()
@@ -301,7 +301,7 @@ class HttpListener(Listener):
         return self._channels.get(request.headers.get(dialect.CHANNEL, ""))
 
     def _open(self, request: web.BaseRequest) -> Channel | None:
-        if len(self._channels) >= _MOST_CHANNELS and not self._drop_unauthenticated():
+        if len(self._channels) >= _MAX_CHANNELS and not self._drop_unauthenticated():
             log.warning("refused a new channel: the limit is reached", url=self.url, channels=len(self._channels))
             return None
         peer = f"client {request.remote} by HTTP"

@@ -12,7 +12,7 @@ import torch
 
 import djinn
 from djinn_integrations.late_stop import seam
-from djinn_integrations.late_stop.pace import MOST, StepTimes
+from djinn_integrations.late_stop.pace import MAX_STEPS, StepTimes
 
 REMOTE = "remote_accelerator:0"
 TOKENS = 6
@@ -207,7 +207,7 @@ def test_other_sample_function_is_unchanged():
         (0.030, 0.003, 0.002, 11),
         (0.0002, 0.008, 0.031, 1),
         (0.0002, 0.003, 0.002, 1),
-        (1.0, 0.001, 0.001, MOST),
+        (1.0, 0.001, 0.001, MAX_STEPS),
         (None, 0.008, 0.031, 2),
     ],
 )

@@ -27,7 +27,7 @@ from djinn_core.system.role import become_server
 from djinn_server.launch.executor_config import ExecutorConfig, decode_config
 
 assert sys.platform == "linux", "elsewhere each executor is started anew"
-_MOST_BYTES = 8 << 20  # largest request
+_MAX_BYTES = 8 << 20  # largest request
 _ORDER_SECONDS = 10.0
 
 
@@ -144,8 +144,8 @@ def _receive_request(client: socket.socket, length: int) -> bytes:
         OSError: the connection fails.
         ValueError: `length` is 0 or too large.
     """
-    if not 0 < length <= _MOST_BYTES:
-        raise ValueError(f"a request has {length} bytes; allowed are 1 to {_MOST_BYTES}")
+    if not 0 < length <= _MAX_BYTES:
+        raise ValueError(f"a request has {length} bytes; allowed are 1 to {_MAX_BYTES}")
     with client.makefile("rb") as file:
         return file.read(length)
 

@@ -33,7 +33,7 @@ from djinn_launchers.fork_server_client import ForkServerClient
 from djinn_server.launch.executor_config import ExecutorConfig, NetworkConfig, StoreConfig, decode_config
 from djinn_server.launch.listen_addresses import ListenAddresses
 from djinn_server.launch.orders import read_order
-from djinn_server.launch.own_journals import JOURNAL_BYTES, LEAST_BYTES, journal_space
+from djinn_server.launch.own_journals import JOURNAL_BYTES, MIN_BYTES, journal_space
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.self_signed import self_signed
 from djinn_server.launch.tickets import Badge
@@ -186,7 +186,7 @@ class ExecutorHolder:
         """Return `config` with paths, addresses, thread count and journal limit for this machine."""
         journals, recovery = None, config.recovery
         room = journal_space(self._journals)
-        if config.recoverable and room >= LEAST_BYTES:
+        if config.recoverable and room >= MIN_BYTES:
             journals = self._journals / "journals"
             journals.mkdir(mode=0o700, exist_ok=True)
         elif config.recoverable:

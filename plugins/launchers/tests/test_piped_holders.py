@@ -42,7 +42,7 @@ def test_login_banner_is_ignored():
 
 
 def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
-    monkeypatch.setattr(pipe_lines, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(pipe_lines, "MAX_LINE_BYTES", 100_000)
     receiving, sending = os.pipe()
     lines, longest = pipe_lines.LineReader(receiving), b"a" * 100_000
 

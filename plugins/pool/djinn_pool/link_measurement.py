@@ -23,7 +23,7 @@ hide_frames_of(__name__)
 CLIENT: Final = "client"
 PINGS: Final = 7
 BULK: Final = 4 << 20  # bytes to send and fetch if they fit on the device
-_LEAST: Final = 1 << 12  # minimum bytes to send, even above a memory limit
+_MIN_BYTES: Final = 1 << 12  # minimum bytes to send, even above a memory limit
 _PART: Final = 8  # a measurement uses at most 1 / _PART of a memory limit
 _NAME: Final = "remote_accelerator"
 _links: dict[str, tuple[Link, ...]] = {}  # links to the devices, by name of the session
@@ -60,7 +60,7 @@ def queue_seconds() -> float:
 def _links_to(topology: NetworkTopology) -> tuple[Link, ...]:
     first = 0 if len(topology.devices) == 1 else 1  # index 0 of a pool stands for all of its devices
     limits = limits_of(client.settings(), [device.id for device in topology.devices])
-    sizes = {device: max(_LEAST, min(BULK, limit // _PART)) for device, limit in limits.items()}
+    sizes = {device: max(_MIN_BYTES, min(BULK, limit // _PART)) for device, limit in limits.items()}
     pairs = (
         measure_links(device.id, f"{_NAME}:{i}", sizes.get(device.id, BULK))
         for i, device in enumerate(topology.devices, first)
@@ -85,9 +85,9 @@ def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Lin
     try:
         trips = _there_and_back(name, nbytes), _there_and_back(name, nbytes)
     except DoesNotFit:
-        if nbytes <= _LEAST:
+        if nbytes <= _MIN_BYTES:
             raise
-        return measure_links(device, name, max(_LEAST, nbytes // _PART))
+        return measure_links(device, name, max(_MIN_BYTES, nbytes // _PART))
     up, down = (nbytes / max(min(pair) - latency, min(pair) / 4) for pair in zip(*trips, strict=True))
     return Link(CLIENT, device, up, latency / 2), Link(device, CLIENT, down, latency / 2)
 

@@ -23,7 +23,7 @@ from djinn_core.protocol.backoff import Backoff
 from djinn_core.wire.peer_messages import ConnectPeer, ConnectPeerReply, PeerTicket, PeerTicketRequest
 
 _PAUSE_SECONDS: Final = 0.1
-_LONGEST_PAUSE_SECONDS: Final = 1.0
+_MAX_PAUSE_SECONDS: Final = 1.0
 _PATIENCE_SECONDS: Final = 120.0  # the peer may have to be restarted as well
 _ANSWER_SECONDS: Final = 30.0
 _log = get_logger("djinn.pool")
@@ -111,7 +111,7 @@ class PeerReconnection:
             ).start()
 
     def _reconnect(self, number: int, instance: str) -> None:
-        deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        deadline, backoff = time.monotonic() + _PATIENCE_SECONDS, Backoff(_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         # An executor whose connection does not outlive a break is not recovered.
         waiting = [pair for pair in self._pairs(number) if self._members.keys() >= {*pair}]
         while waiting and not self._closed.is_set() and self._instances[number] == instance:

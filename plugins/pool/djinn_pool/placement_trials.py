@@ -150,7 +150,9 @@ def reason_of(trial: PlacementTrial) -> str:
 # --- prediction errors, and the required margin that follows from them --------------------------------------------
 
 PRIOR: Final = 0.3  # the margin before enough was measured
-MOST: Final = 0.4  # the maximum margin, also used for uncalibrated devices: two executors save at most half of the time
+MAX_MARGIN: Final = (
+    0.4  # the maximum margin, also used for uncalibrated devices: two executors save at most half of the time
+)
 ENOUGH: Final = 5  # measured programs before errors are used
 KEPT: Final = 64  # latest programs whose errors are used
 SHARE: Final = 0.75  # share of programs whose error is smaller than the margin
@@ -166,9 +168,9 @@ def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
         calibrated: True if all devices have measured speeds.
     """
     if len(errors) < ENOUGH:
-        return PRIOR if calibrated else MOST
+        return PRIOR if calibrated else MAX_MARGIN
     sorted_errors = sorted(errors)
-    return min(MOST, max(MARGIN, sorted_errors[min(len(sorted_errors) - 1, int(SHARE * len(sorted_errors)))]))
+    return min(MAX_MARGIN, max(MARGIN, sorted_errors[min(len(sorted_errors) - 1, int(SHARE * len(sorted_errors)))]))
 
 
 @attrs.define(eq=False)

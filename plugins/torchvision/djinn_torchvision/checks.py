@@ -18,8 +18,8 @@ Given = Mapping[str, Any]
 Check = Callable[[Given], None]
 _LARGEST: Final = 1 << 31  # elements of a tensor, because kernels count with 32 bits
 _FARTHEST: Final = 1 << 20  # elements from the corner of an image, because kernels convert coordinates to integers
-_LARGEST_SCALE: Final = 1 << 15  # finite in each dtype
-_LARGEST_REGION: Final = 1 << 26  # elements, because kernels may sample each element of a region
+_MAX_SCALE: Final = 1 << 15  # finite in each dtype
+_MAX_REGION: Final = 1 << 26  # elements, because kernels may sample each element of a region
 
 
 def _require(condition: bool, reason: str) -> None:
@@ -68,7 +68,7 @@ def _regions(arguments: Given, images: Sequence[int]) -> None:
     _require_range("indices of images, in the first column of rois,", rois[:, 0], 0, batch)
     height, width, scale = arguments["pooled_height"], arguments["pooled_width"], arguments["spatial_scale"]
     _require(height > 0 and width > 0, "pooled_height and pooled_width must be positive")
-    _require(abs(scale) < _LARGEST_SCALE, f"spatial_scale must be less than {_LARGEST_SCALE}")  # nan is not
+    _require(abs(scale) < _MAX_SCALE, f"spatial_scale must be less than {_MAX_SCALE}")  # nan is not
     if "sampling_ratio" in arguments:
         _require(-1 <= arguments["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
     if rois.device.type != "cpu" or not len(rois):
@@ -79,9 +79,7 @@ def _regions(arguments: Given, images: Sequence[int]) -> None:
     _require(farthest < limit, f"corners of rois times spatial_scale must be less than {limit}")  # nan is not
     width_of, height_of = (corners[:, 2 + axis] - corners[:, axis] for axis in (0, 1))
     area = float((width_of.clamp(min=1) * height_of.clamp(min=1)).max())
-    _require(
-        area < _LARGEST_REGION, f"regions of rois times spatial_scale must have fewer than {_LARGEST_REGION} elements"
-    )
+    _require(area < _MAX_REGION, f"regions of rois times spatial_scale must have fewer than {_MAX_REGION} elements")
 
 
 def _nms(arguments: Given) -> None:

@@ -26,7 +26,7 @@ _NAP_SECONDS: Final = 0.005  # maximum sleep: another thread may have consumed t
 _QUIET_SECONDS: Final = 1.0  # seconds for which a closed channel still receives and discards messages
 _LOST_SECONDS: Final = 3.0  # seconds after which a closed channel stops waiting for an expected message
 _STRANDED_SECONDS: Final = 60.0  # seconds after which a message that cannot be sent completely is given up
-_MOST_STRANDED: Final = 8
+_MAX_STRANDED: Final = 8
 _MESSAGES: Final = 1 << 16  # number of different tags
 log = get_logger("djinn.ucx")
 
@@ -34,7 +34,7 @@ log = get_logger("djinn.ucx")
 class StrandedChannels:
     """Counts the channels of this process whose memory and file descriptors UCX cannot release.
 
-    From `_MOST_STRANDED` such channels on, new connections do not use UCX.
+    From `_MAX_STRANDED` such channels on, new connections do not use UCX.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class StrandedChannels:
     @property
     def full(self) -> bool:
         """Return True if the limit is reached, so that UCX is disabled."""
-        return self._count >= _MOST_STRANDED
+        return self._count >= _MAX_STRANDED
 
     def add(self) -> None:
         """Count one more channel."""
         with self._lock:
             self._count += 1
             count = self._count
-        log.warning("UCX cannot release the resources of a broken connection", connections=count, most=_MOST_STRANDED)
+        log.warning("UCX cannot release the resources of a broken connection", connections=count, most=_MAX_STRANDED)
 
 
 @attrs.define(eq=False)

@@ -12,7 +12,7 @@ from djinn.errors import ProtocolError
 from djinn.hooks import Buffer, Limits
 
 # Minimum size of a buffer over UCX, which bounds the number of announced buffers.
-LEAST_BULK_BYTES: Final = 64 << 10
+MIN_BULK_BYTES: Final = 64 << 10
 _OFFER_BYTES: Final = 8 << 10
 _PLACE_BYTES: Final = 16  # bytes of one buffer's position and length
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -90,7 +90,7 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
     limits.check(head, count, sum(map(len, inline)) + sum(length for _, length in opening.beside))
     if len(places) != len(opening.beside) or any(place >= count for place in places):
         raise ProtocolError("buffers sent over UCX have invalid positions in the frame")
-    if any(length < LEAST_BULK_BYTES for length in places.values()):
+    if any(length < MIN_BULK_BYTES for length in places.values()):
         raise ProtocolError("a buffer sent over UCX is smaller than the minimum")
     inline_buffers = iter(inline)
     return Layout(tuple(places[n] if n in places else next(inline_buffers) for n in range(count)))
@@ -101,7 +101,7 @@ def socket_limits(limits: Limits) -> Limits:
 
     The first buffer is empty while large buffers are forbidden.
     """
-    if limits.body < LEAST_BULK_BYTES:
+    if limits.body < MIN_BULK_BYTES:
         return Limits(limits.head, limits.body, limits.buffers + 1)
-    announced = min(limits.buffers, limits.body // LEAST_BULK_BYTES)
+    announced = min(limits.buffers, limits.body // MIN_BULK_BYTES)
     return Limits(limits.head, limits.body + _OFFER_BYTES + _PLACE_BYTES * announced, limits.buffers + 1)

@@ -30,7 +30,7 @@ from djinn_commands.connect.records import (
 from djinn_commands.connect.ssh import SshConnection, hold_command
 
 _FIRST_PAUSE: Final = 0.5  # seconds between two attempts
-_LONGEST_PAUSE: Final = 60.0
+_MAX_PAUSE: Final = 60.0
 # Errors that a retry does not fix; the remote side would take retries for password guessing.
 _FINAL_ERRORS: Final = re.compile(
     r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION|Too many authentication failures"
@@ -49,7 +49,7 @@ def next_pause(pause: float, connected_seconds: float) -> float:
         pause: seconds of the previous wait.
         connected_seconds: seconds that the last attempt and its connection lasted.
     """
-    return _FIRST_PAUSE if connected_seconds > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
+    return _FIRST_PAUSE if connected_seconds > _MAX_PAUSE else min(pause * 2, _MAX_PAUSE)
 
 
 def keep(record: Record) -> None:

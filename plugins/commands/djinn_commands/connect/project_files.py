@@ -24,7 +24,7 @@ SECRETS: Final = (
     ".vault-token terraform.tfstate*"
 ).split()
 _NOT_SECRETS: Final = (".env.example", ".env.sample", ".env.template", "*.pub")
-_LARGEST_COUNT: Final = 20_000
+_MAX_COUNT: Final = 20_000
 
 
 @attrs.frozen
@@ -147,11 +147,11 @@ def objection(project: ProjectFiles, limit: int) -> str:
     root = project.root.resolve()
     if root == home or root in home.parents:
         return f"{root} contains your home folder and is not a project: change to the project's folder, or name it with --project"
-    if project.size <= limit and len(project.files) <= _LARGEST_COUNT:
+    if project.size <= limit and len(project.files) <= _MAX_COUNT:
         return ""
     largest = "\n".join(f"    {size / (1 << 20):8.1f} MiB  {path}" for path, size in project.largest())
     return (
-        f"{root} has {len(project.files):,} files of {project.size / (1 << 20):.1f} MiB to send, and at most {_LARGEST_COUNT:,} files of "
+        f"{root} has {len(project.files):,} files of {project.size / (1 << 20):.1f} MiB to send, and at most {_MAX_COUNT:,} files of "
         f"{limit / (1 << 20):.0f} MiB may be sent. Exclude files that the job does not need in .gitignore, or allow more MiB with --limit-mib. The "
         f"largest files:\n{largest}"
     )

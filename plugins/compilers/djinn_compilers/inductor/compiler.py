@@ -19,7 +19,7 @@ from djinn_compilers.inductor.torch_libraries import compile_library, load_libra
 
 PACKAGE: Final = f"{__name__}:package"
 PREPARE: Final = f"{__name__}:prepare"
-LONGEST_SECONDS: Final = 900.0  # seconds for one template at most, at low priority
+MAX_SECONDS: Final = 900.0  # seconds for one template at most, at low priority
 
 
 class Inductor(Compiler):
@@ -37,7 +37,7 @@ class Inductor(Compiler):
         Do nothing if the disk cache has libraries of earlier processes, because no compilation may be necessary.
         """
         if self._disk_cache.is_empty() and not missing_toolchain():
-            self._process.call(PREPARE, b"", LONGEST_SECONDS)
+            self._process.call(PREPARE, b"", MAX_SECONDS)
 
     def compile(self, context: CompilerContext) -> Replay | None:
         """Return a function that runs the graph as native code.
@@ -57,7 +57,7 @@ class Inductor(Compiler):
     def _compile_and_store(self, packed_graph: bytes) -> bytes:
         if problem := missing_toolchain():
             raise UnsupportedOperation(problem)
-        library = self._process.call(PACKAGE, packed_graph, LONGEST_SECONDS)
+        library = self._process.call(PACKAGE, packed_graph, MAX_SECONDS)
         self._disk_cache.put(packed_graph, library)
         return library
 

@@ -12,7 +12,7 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 _ROUNDS = 12  # reweighting rounds, so that a few disturbed measurements do not dominate
 _TOLERANCE = 0.1  # relative error below which the fit of a measurement is good enough
-_LEAST_SECONDS = 1e-9
+_MIN_SECONDS = 1e-9
 _STEPS = 10  # steps per term, after which only rounding errors choose the active set
 _ZERO = 1e-14
 _ZERO_GRADIENT = 1e-10
@@ -25,7 +25,7 @@ def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
         terms: one row for each measurement, one column for each term.
         seconds: measured times. A time below a nanosecond counts as a nanosecond.
     """
-    seconds = np.maximum(seconds, _LEAST_SECONDS)
+    seconds = np.maximum(seconds, _MIN_SECONDS)
     weights = np.ones(len(seconds))
     relative = terms / seconds[:, None]
     coefficients = np.zeros(terms.shape[1])

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import attrs
 import torch
 
-from djinn_integrations.late_stop.pace import MOST
+from djinn_integrations.late_stop.pace import MAX_STEPS
 
 _SLACK: Final = 16  # additional states of a window, so that it is not cut at every step
 
@@ -17,7 +17,7 @@ class CacheLayer(Protocol):
     """A layer of a cache whose last steps can be undone."""
 
     def step(self) -> None:
-        """Count a step. At most the last `MOST` steps will be undone."""
+        """Count a step. At most the last `MAX_STEPS` steps will be undone."""
 
     def cut(self, steps: int) -> None:
         """Restore the state after the first `steps` steps. Also undo a further step that failed before its end."""
@@ -60,7 +60,7 @@ class _WindowLayer:
     joined: int  # number of states that the first counted step joined by `cat`, of which the layer has a view
 
     def step(self) -> None:
-        most = self.layer.sliding_window - 1 + MOST + 1
+        most = self.layer.sliding_window - 1 + MAX_STEPS + 1
         if self.layer.is_initialized and self.layer.keys.shape[-2] > most + _SLACK:
             self._change(lambda states: states[:, :, -most:, :])
 

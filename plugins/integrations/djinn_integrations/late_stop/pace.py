@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Final
 
-MOST: Final = 32  # maximum number of steps that may have to be undone
+MAX_STEPS: Final = 32  # maximum number of steps that may have to be undone
 _UNKNOWN: Final = 2  # steps until the link's round trip time is known
 _RECENT: Final = 8  # measured steps to keep
 _JITTER_SECONDS: Final = 0.001
@@ -47,4 +47,4 @@ class StepTimes:
         step = max(min(self._issuing, default=0.0), min(self._running, default=0.0))
         if self._round_trip is None or step <= 0.0:
             return _UNKNOWN
-        return min(math.ceil((self._round_trip + _JITTER_SECONDS) / step + 0.1), MOST)
+        return min(math.ceil((self._round_trip + _JITTER_SECONDS) / step + 0.1), MAX_STEPS)

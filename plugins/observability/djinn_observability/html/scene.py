@@ -19,7 +19,7 @@ from djinn_profiler.explain.survey import Facts, Survey, first_few
 
 BOXES = 40  # that are shown at first
 _LITTLE = 0.03  # share of the time below which boxes stay closed
-_MOST = 0.9  # share of a box's ops that must have one phase
+_MIN_PHASE_SHARE = 0.9  # share of a box's ops that must have one phase
 _CHIPS = 3  # patterns to name on a closed box
 
 
@@ -223,7 +223,7 @@ def _title(part: Part, facts: Facts) -> str:
 
 def _phase(facts: Facts) -> str:
     counts = {phase: count for phase, count in facts.phases.items() if phase != ExecutionPhase.UNKNOWN.value}
-    if not counts or max(counts.values()) >= _MOST * sum(counts.values()):
+    if not counts or max(counts.values()) >= _MIN_PHASE_SHARE * sum(counts.values()):
         return facts.phase
     return MIXED
 

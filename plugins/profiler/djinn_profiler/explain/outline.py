@@ -15,7 +15,7 @@ from djinn_core.ir.module_names import ModuleNames
 from djinn_core.ir.profile import ExecutionPhase, WorkloadProfile
 
 T = TypeVar("T")
-_LONGEST = 12  # parts of a round
+_MAX_ROUND_PARTS = 12  # parts of a round
 _NUMBER = re.compile(r"\d+")
 PROGRAM = "program"  # name of the root if it holds more than one module
 _SECTIONS = {
@@ -298,7 +298,7 @@ def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], 
 def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], start: int) -> tuple[int, int]:
     """Return period and count of the longest repetition at `start`. Of equal lengths, the shortest period wins."""
     best = (1, 1)
-    for period in range(1, min(_LONGEST, (len(marks) - start) // 2) + 1):
+    for period in range(1, min(_MAX_ROUND_PARTS, (len(marks) - start) // 2) + 1):
         if not any(numbered[start : start + period]):
             continue
         count = 1

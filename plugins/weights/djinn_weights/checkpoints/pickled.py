@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from djinn_core.wire.tensors import dtype_name
-from djinn_server.weights.headers import LONGEST_NAME, MOST_DIMENSIONS, MOST_TENSORS
+from djinn_server.weights.headers import MAX_DIMENSIONS, MAX_NAME_LENGTH, MAX_TENSORS
 
 OPERATIONS: Final = 4_000_000  # maximum number of instructions: 40 for each of 100,000 tensors
 DEPTH: Final = 16  # maximum nesting of dictionaries
@@ -107,7 +107,7 @@ class _Flattener:
         if isinstance(value, PickledTensor):
             if path in self._tensors:
                 raise ValueError(f"the file has the tensor {path[:200]!r} twice")
-            if len(path) > LONGEST_NAME or len(self._tensors) >= MOST_TENSORS:
+            if len(path) > MAX_NAME_LENGTH or len(self._tensors) >= MAX_TENSORS:
                 raise ValueError("the file has too many tensors, or names that are too long")
             self._tensors[path] = value
         elif isinstance(value, (dict, list, tuple)):
@@ -120,7 +120,7 @@ class _Flattener:
             for key, item in items:
                 if isinstance(item, (PickledTensor, dict, list, tuple)):
                     text = str(key)
-                    if len(text) > LONGEST_NAME:
+                    if len(text) > MAX_NAME_LENGTH:
                         raise ValueError("the file has a name that is too long")
                     self._add(f"{path}.{text}" if path else text, item, depth + 1)
 
@@ -361,7 +361,7 @@ def _strided_tensor(
         tuple(map(_checked_size, _checked_type(shape, tuple))),
         tuple(map(_checked_size, _checked_type(strides, tuple))),
     )
-    if len(sizes) != len(steps) or len(sizes) > MOST_DIMENSIONS:
+    if len(sizes) != len(steps) or len(sizes) > MAX_DIMENSIONS:
         raise ValueError("the file has a tensor whose strides do not match its shape")
     return PickledTensor(storage, dtype, _checked_size(offset), sizes, steps)
 
@@ -434,7 +434,7 @@ def _name_part(value: Any) -> str:
     if isinstance(value, str):
         return value
     # As text: the author of a file could choose numbers with colliding hashes, to make a dictionary slow.
-    if value is None or isinstance(value, (float, int)) or (isinstance(value, bytes) and len(value) < LONGEST_NAME):
+    if value is None or isinstance(value, (float, int)) or (isinstance(value, bytes) and len(value) < MAX_NAME_LENGTH):
         return str(value)
     raise ValueError("the file has a dictionary whose keys are neither strings nor numbers")
 

@@ -16,7 +16,7 @@ import torch
 
 from djinn.hooks import FileHeader, HeaderEntry, WeightFile
 from djinn.weights import read_bytes
-from djinn_server.weights.headers import MOST_DIMENSIONS, MOST_TENSORS, refuse_overlaps
+from djinn_server.weights.headers import MAX_DIMENSIONS, MAX_TENSORS, refuse_overlaps
 from djinn_weights.gguf.quantized import Q8_0
 
 HEADER_LIMIT: Final = 100 << 20  # in bytes
@@ -25,7 +25,7 @@ _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _ALIGNMENT: Final = 32
 _DEPTH: Final = 4  # maximum nesting of lists
-_FIRST_CHUNK, _LARGEST_CHUNK = 64 << 10, 4 << 20
+_FIRST_CHUNK, _MAX_CHUNK = 64 << 10, 4 << 20
 
 # Types of values by their numbers.
 _NUMBERS: Final = MappingProxyType(
@@ -115,7 +115,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
         metadata[key] = f"{value}"
         if key == "general.alignment":
             alignment = value if isinstance(value, int) else 0
-    if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
+    if tensors > MAX_TENSORS or not 0 < alignment <= HEADER_LIMIT:
         raise ValueError("the file has too many tensors, or an invalid alignment")
     infos = [_read_tensor_info(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
@@ -132,7 +132,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
 
 def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = reader.read_text(), reader.read_number(_U32)
-    if dimensions > MOST_DIMENSIONS:
+    if dimensions > MAX_DIMENSIONS:
         raise ValueError(f"the tensor {name[:200]!r} has {dimensions} dimensions")
     sizes = [reader.read_number(_U64) for _ in range(dimensions)]
     return name, tuple(reversed(sizes)), reader.read_number(_U32), reader.read_number(_U64)
@@ -189,7 +189,7 @@ class _Reader:
             raise ValueError("the file ends within its header, or its header is too long")
         size = min(max(count, self._next_chunk_size), self._limit - self.position)
         self._chunk, self._chunk_offset = read_bytes(self._file, self.position, size), self.position
-        self._next_chunk_size = min(2 * self._next_chunk_size, _LARGEST_CHUNK)
+        self._next_chunk_size = min(2 * self._next_chunk_size, _MAX_CHUNK)
 
     def skip_bytes(self, count: int) -> None:
         """Skip the next `count` bytes."""
