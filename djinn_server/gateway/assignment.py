@@ -127,7 +127,7 @@ class Assigner:
                 return cls(policy, registry.owner("assignment_policies", name), counts)
         policies = ", ".join([LEAST_LOADED, *(policy.name for policy in registry.assignment_policies)])
         raise PluginError(
-            f"no plugin in use offers the assignment policy {name!r}; available are {policies}. djinn-strategies has affinity and fair_share: run "
+            f"no plugin in use offers the assignment policy {name!r}; available are {policies}. To install affinity and fair_share, run "
             + install_hint("plugins/strategies")
         )
 

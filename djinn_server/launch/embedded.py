@@ -93,7 +93,7 @@ def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
     providers = tuple(entry_points(group=FORK_SERVERS))
     if not providers:
         raise StartupError(
-            "the setting `prepared_seconds` needs djinn-launchers, which is not installed: set `prepared_seconds` to 0, or run "
+            "the setting `prepared_seconds` needs a plugin that is not installed: set `prepared_seconds` to 0, or run "
             + install_hint("plugins/launchers")
         )
     find: Callable[[float, ExecutorConfig], ForkServer | None] = providers[0].load()

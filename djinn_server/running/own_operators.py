@@ -67,7 +67,7 @@ def _implementation(op: str, libraries: Sequence[OperatorLibrary]) -> Callable[.
 
 def _call_without_plugin(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise UnsupportedOperation(
-        "sparse, quantized and nested tensors need djinn-layouts, which this server lacks. On the server, run "
+        "sparse, quantized and nested tensors need a plugin that this server lacks. On the server, run "
         + install_hint("plugins/layouts")
     )
 

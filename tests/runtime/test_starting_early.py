@@ -173,5 +173,5 @@ def test_early_executors_use_fork_server_if_configured(monkeypatch, tmp_path):
 
 def test_missing_fork_server_package_is_named(monkeypatch):
     monkeypatch.setattr(embedded, "entry_points", lambda group: ())
-    with pytest.raises(StartupError, match="needs djinn-launchers, which is not installed"):
+    with pytest.raises(StartupError, match="needs a plugin that is not installed"):
         own_executor.start_executors(resolve({"prepared_seconds": 5, "recover": False}).settings)
