@@ -71,7 +71,7 @@ Activity = tuple[str, str, float, float, UserPlace | None, int, int]
 
 @attrs.frozen
 class Range:
-    """A range of `torch.profiler.record_function`. The thread recorded `first` to `stop` (exclusive) in it."""
+    """A range of `torch.profiler.record_function`. In it, instructions `first` to `stop` (exclusive) were recorded."""
 
     name: str
     begun: float
