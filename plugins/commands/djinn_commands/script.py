@@ -107,7 +107,7 @@ def _is_runner(frame: FrameType) -> bool:
 
 
 def end_by_interrupt() -> Callable[[], None]:
-    """Return a function. If it was called, the process ends by SIGINT after all exit handlers, as `python` does after Ctrl-C.
+    """Return a function that makes the process end by SIGINT after all exit handlers, as `python` does after Ctrl-C.
 
     Call `end_by_interrupt` before other code registers with `atexit`, because handlers run in reverse order.
     """

@@ -316,7 +316,7 @@ class HttpListener(Listener):
         return channel
 
     def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
-        """Take the connection's socket from the event loop, and serve it in a thread. The returned response is not sent."""
+        """Serve the connection's socket in a thread, outside of the event loop. The response is sent only on failure."""
         _, bytes_received = transport.take()
         try:
             sock = transport.get_extra_info("socket").dup()

@@ -47,7 +47,7 @@ class Settings:
 
 
 class JwtAuthenticator(Authenticator):
-    """Authenticator that accepts unexpired tokens for the configured audience with a signature by a key of the key set."""
+    """Authenticator that accepts unexpired tokens that a key of the key set signed for the configured audience."""
 
     name = "jwt"
 

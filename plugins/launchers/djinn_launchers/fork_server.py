@@ -138,7 +138,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _receive_request(client: socket.socket, length: int) -> bytes:
-    """Receive `length` bytes from a client, or fewer if the client closes the connection before.
+    """Receive `length` bytes from a client, or fewer if the client closes the connection early.
 
     Raises:
         OSError: the connection fails.

@@ -47,9 +47,9 @@ _log = get_logger("djinn.launch")
 
 
 class ExecutorHolder:
-    """Parent of an executor process that serves clients on other machines. It owns a folder for certificate and journals.
+    """Parent of an executor process that serves clients on other machines.
 
-    Methods may be called from several threads.
+    The holder owns a folder for certificate and journals. Methods may be called from several threads.
 
     Attributes:
         fingerprint: fingerprint of the executor's certificate.

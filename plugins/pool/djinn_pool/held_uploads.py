@@ -63,7 +63,7 @@ class HeldUploads:
         return over
 
     def give(self, handle: int, executor: int) -> int:
-        """Send the deferred upload of `handle` to an executor. Return the bytes that it takes there."""
+        """Send the deferred upload of `handle` to an executor. Return the bytes of the tensor."""
         tensor = self._pop(handle)
         self._executors.members[executor].upload(handle, tensor)
         return tensor.nbytes

@@ -80,7 +80,7 @@ class PooledPlan:
         inputs: values that the program does not compute.
         where: locations of the inputs.
         random: executor that runs the random ops, or None if the program has none.
-        drew_from: executor that had the random state before.
+        drew_from: executor that had the random state when the plan was made, or None.
         equal_slots: pairs of slots whose numbers must be equal.
         made: new values that outlive the program, with executor and planned bytes.
         leaves: pairs of executor and additional bytes in use after the program.

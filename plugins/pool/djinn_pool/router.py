@@ -59,7 +59,7 @@ class _ExecutorRequest:
     Attributes:
         fetch: values to send to the client.
         describe: values whose metadata is requested.
-        free: values to free before.
+        free: values to free before the parts run.
         synchronize: True to reply when all earlier work is done.
     """
 

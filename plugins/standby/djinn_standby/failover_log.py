@@ -79,7 +79,7 @@ class SentFrames:
         self._records.append(_FRAME, _REPLIES.pack(replies) + frame.head, frame.body)
 
     def read(self) -> Iterator[tuple[int, Frame]]:
-        """Yield the frames in order, each after the number of replies that were received before it was sent.
+        """Yield the frames in order, as (number of replies that were received before the frame was sent, frame).
 
         Raises:
             TransportError: the file does not contain the bytes that were written.

@@ -418,7 +418,7 @@ _NOTHING = {"None": "", "()": ""}  # values of settings without information
 def show(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
     """Print servers and problems.
 
-    `everything`: True to print versions, plugins, settings and facts of transports before.
+    `everything`: True to first print versions, plugins, settings and facts of transports.
     """
     if everything:
         _show_installation(diagnosis, console)

@@ -136,10 +136,10 @@ def _is_unknown_certificate(error: BaseException | None) -> bool:
 
 
 def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> str:
-    """Ask the user to confirm the fingerprint of the server's certificate, and return it. The server gets no token before.
+    """Ask the user to confirm the fingerprint of the server's certificate, and return it. Send the server no token.
 
     Raises:
-        TransportError: there is no terminal, or the user rejects the fingerprint.
+        TransportError: there is no certificate or no terminal, or the user rejects the fingerprint.
     """
     fingerprint = _shown_fingerprint(content)
     if not fingerprint:

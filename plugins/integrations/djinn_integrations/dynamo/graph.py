@@ -19,7 +19,7 @@ KEPT: Final = 64  # recordings per graph, which differ in sizes or in shared mem
 
 
 class RecordedGraph:
-    """A function that runs a graph: by appending a recording for inputs of this metadata, or else op by op."""
+    """A function that runs a graph: by appending the recording for inputs with equal metadata, or else op by op."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         self._run = graph_module.forward

@@ -39,7 +39,7 @@ def adapt_adapters(module: Any) -> None:
 def _address(
     model_id: Any, subfolder: str | None = None, revision: str | None = None, force_download: bool = False, **_: Any
 ) -> str | None:
-    """Return the server address of a hub adapter, or None for a local folder outside the hub's cache.
+    """Return the server address of a hub adapter, or None for forced downloads and folders outside of the hub's cache.
 
     The arguments are those of peft's `load_peft_weights`.
     """

@@ -55,7 +55,7 @@ def late_check_obstacle(model: Any, processors: Any, criteria: Any, config: Any,
         processors: its logits processors.
         criteria: its stopping criteria.
         config: the generation configuration.
-        is_synchronized: True if other processes run the same number of steps.
+        is_synchronized: True if other processes must run the same number of steps.
     """
     if is_synchronized or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
