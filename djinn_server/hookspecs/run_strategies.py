@@ -111,7 +111,7 @@ class StrategyRun(ABC):
 
         The digest covers the ops, their numbers, the session's numeric settings, and layout and contents of the operands. At most
         `nbytes` bytes of operands are read. An operand that is not read counts as unchanged until a program writes into it. Some
-        digests need no reading: those of uploaded bytes, of weights from a store, and of results of `results` and `reuse`.
+        digests need no reading: those of uploaded bytes, stored weights, and values of `results` or `reuse`.
         Return None if the ops draw random numbers or an operand failed.
         """
         return None

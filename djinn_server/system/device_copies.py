@@ -224,9 +224,9 @@ class DeviceCopies:
         return target
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start a copy of `tensor` to the host. Return a function that waits for the copy and returns it. Call it once.
+        """Start a copy of `tensor` to the host. Return a function, to call once, that waits for the copy and returns it.
 
-        The copy has the strides of `tensor`, unless `tensor` has gaps. The copy does not wait for ops that are issued later.
+        The copy has the strides of `tensor`, unless `tensor` has gaps. It does not wait for ops issued later.
         Such ops must not write into `tensor` before the function has returned.
         """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
