@@ -269,7 +269,7 @@ def test_unacknowledged_frames_are_bounded():
     outbox = Outbox()
     for _ in range(KEPT_LIMIT):
         outbox.put(Frame(b"a"))
-    with pytest.raises(ProtocolError, match="has not received"):
+    with pytest.raises(ProtocolError, match="has acknowledged none"):
         outbox.put(Frame(b"a"))
 
 
