@@ -197,9 +197,9 @@ def python_operator(func: Any) -> Any:
 
 
 def defining_module(definition: Any) -> str:
-    """Return the module of the function of a `CustomOpDef`. `triton_op` wraps the function in its own closure."""
+    """Return the name of the module that defines the user's function of a `CustomOpDef`."""
     function = definition._init_fn
-    if function.__module__ == "torch._library.triton":
+    if function.__module__ == "torch._library.triton":  # `triton_op` wraps the function in a closure
         function = inspect.getclosurevars(function).nonlocals.get("fn", function)
     return str(function.__module__)
 

@@ -307,7 +307,7 @@ class ExecutorSession:
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._control_caches(message))))
         elif isinstance(message, RepeatOutcome):
-            self._cancellation.repeated_outcome = message
+            self._cancellation.outcome_to_repeat = message
         elif isinstance(message, NumericSettings):
             self._runs.numeric_settings = message
         elif isinstance(message, StateRequest):
@@ -721,7 +721,10 @@ class ExecutorSession:
         return compiled_template
 
     def _await_operands(self, bound: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
-        """Wait for a submission's operands. If cancelled, poison unread operands that it would write but not free."""
+        """Wait until a submission's operands are read from files.
+
+        If it is cancelled meanwhile, forget reads of operands that it would free or write, and poison those written only.
+        """
         inputs = work.inputs if bound is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))

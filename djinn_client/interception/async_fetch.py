@@ -136,7 +136,7 @@ class _FetchedCall:
         return self.pending.done()
 
     def land(self, strict: bool) -> None:
-        """Call the callback, unless the elements could not be computed."""
+        """Wait for the elements, and call the callback unless they could not be computed. `strict` is ignored."""
         del strict
         try:
             self.use(self.pending.result())

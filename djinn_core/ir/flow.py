@@ -85,7 +85,7 @@ class Flow:
         return self.graph.nodes[source] if source >= 0 else None
 
     def value(self, source: int) -> int:
-        """Return the value of a source: the first result of the node, its written value, or the graph input."""
+        """Return the graph input, or the node's first result, else the first value it writes, else its first operand."""
         if source < 0:
             return self.graph.inputs[~source]
         node = self.graph.nodes[source]

@@ -83,6 +83,7 @@ class Call(ShortRepr):
             this case.
         slots: scalars, for a call that is cached by all of its arguments; otherwise None.
         cached_outcome: cached `outcome`, for a call that has recurred.
+        sequence: True if the op returns a list.
     """
 
     signature: Signature
@@ -293,9 +294,9 @@ class Program(ShortRepr):
 
     @property
     def call_numbers(self) -> tuple[int, Words] | None:
-        """A key and the number of each call, or None if calls have no numbers.
+        """A key, and a number for each call. None if the calls have no numbers.
 
-        Numbers are comparable if the keys are equal.
+        Under equal keys, equal numbers are equal calls.
         """
         return None
 

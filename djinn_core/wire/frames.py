@@ -330,7 +330,7 @@ class FrameDecoder:
             self._fill(count)
 
     def _cut_body(self, data: memoryview, position: int, buffers: int, body: int) -> list[memoryview]:
-        """Return the buffers of a frame whose lengths begin at `position`, in new memory. Small buffers are not aligned."""
+        """Return copies of the `buffers` buffers of a frame, `body` bytes together. Their lengths begin at `position`."""
         if buffers == 1:
             lengths: tuple[int, ...] = _LENGTH.unpack_from(data, position)
             if lengths[0] != body:

@@ -24,10 +24,10 @@ class StateRequest(Message, frozen=True):
 class StateHeader(PrintableFields, Message, frozen=True):
     """Start of a session's state. An executor sends it as a reply, a client as its first message to another executor.
 
-    The pieces of the state follow. A header without lengths also replaces a further piece if a value cannot be read.
+    The pieces of the state follow. If a value cannot be read later, a header without lengths takes the place of the next piece.
 
     Attributes:
-        lengths: bytes of its parts; each part is sent in frames of `PIECE` bytes at most. Empty if no state is
+        lengths: bytes of each part of the state. A part is sent in frames of `PIECE` bytes at most. Empty if no state is
             available.
         reason: reason why no state is available.
     """

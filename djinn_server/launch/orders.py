@@ -128,4 +128,6 @@ def _decode_line(line: bytes, decoder: msgspec.json.Decoder[_T], failure: str) -
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StartupError(f"{failure} ({error}): both must run the same Djinn") from error
+        raise StartupError(
+            f"{failure} ({error}): the executor and its parent process must run the same version of Djinn"
+        ) from error

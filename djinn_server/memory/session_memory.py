@@ -277,7 +277,7 @@ class SessionMemory:
                     self._ledger.invalidate_copy(storage_key(value))
 
     def _after_guarded(self, work: RunRequest) -> None:
-        """Count results that were evicted before the run ended, and restore pinned results."""
+        """Add bytes of results that were evicted before the run ended. Bring pinned results back to the device."""
         for handle in work.outputs:
             value = self.values[handle]
             if has_memory(value) and self._ledger.is_evicted(value):

@@ -102,7 +102,7 @@ class PeerListener:
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Return the permission of an executor. `ticket`: its ticket, or its secret if it reconnects.
+        """Return the permission of another executor. `ticket`: its ticket, or its secret if it reconnects.
 
         Return None if the ticket or secret is forged, used, expired or revoked.
         """

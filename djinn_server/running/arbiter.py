@@ -439,7 +439,7 @@ class Arbiter:
         _log.warning("a run strategy is switched off", strategy=strategy.name, error=repr(error))
 
     def choice(self, digest: bytes, template: CompiledTemplate) -> TemplateChoice | None:
-        """Return the offers for a template. All sessions share them. Return None without strategies."""
+        """Return the offers for a template and the one in use, shared by all sessions; None without strategies."""
         if not self.strategies:
             return None
         with self._lock:

@@ -49,7 +49,7 @@ class CancellationState:
         share: the session's share of the device.
         client_left: set by a `Goodbye` without `finish`.
         journal: log of cancellations. A replay stops submissions at the ops at which the earlier process stopped them.
-        repeated_outcome: outcome of the next submission on another executor, which this executor must reproduce. None if
+        outcome_to_repeat: outcome of the next submission on another executor, which this executor must reproduce. None if
             the client has not sent one.
     """
 
@@ -65,7 +65,7 @@ class CancellationState:
         self.client_left = threading.Event()
         self._all_cancelled = False
         self.journal = Journal()
-        self.repeated_outcome: RepeatOutcome | None = None
+        self.outcome_to_repeat: RepeatOutcome | None = None
 
     @property
     def replaying(self) -> bool:
@@ -82,7 +82,7 @@ class CancellationState:
 
     def begin(self, work: RunRequest) -> None:
         """Add a submission that begins to run. Halt it if it is already cancelled."""
-        repeated, self.repeated_outcome = self.repeated_outcome, None
+        repeated, self.outcome_to_repeat = self.outcome_to_repeat, None
         if repeated is not None and repeated.submission == work.sequence:
             work.stop_at, work.earlier_shortages = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
         elif (past := self.journal.past) is not None:

@@ -183,7 +183,7 @@ class SessionShares:
 
 
 def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
-    """Move tensors that view one storage to one copy of the storage."""
+    """Copy the storage that the tensors share, and let them all view the copy. `ledger`: counts the copy, if given."""
     with torch.inference_mode():
         copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_storage(tensors[0])
         for tensor in tensors:

@@ -187,7 +187,7 @@ class BalanceFigures:
 
 @cache
 def measure(servers: int, count: int, effort: Effort) -> BalanceFigures:
-    """Return the figures of one and two executors and of one and two processes without Djinn, in alternating turns."""
+    """Measure one executor, two executors, and one and two processes without Djinn, in alternation."""
     seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
     count, side = (min(count, 4), 64) if effort.small else (count, SIDE)
     with ExitStack() as stack:

@@ -292,7 +292,7 @@ class Reporting(unittest.TestResult):
         os.write(self.writing, (json.dumps(what) + "\n").encode())
 
     def _has_session(self) -> bool:
-        """Return True if a tensor of the session is unchanged, regardless of modes that a test left on."""
+        """Return True if the session answers with the right value of a tensor. Modes that a test left on do not matter."""
         import torch
 
         try:

@@ -226,7 +226,10 @@ def _convolutions(scene: Scene) -> Iterator[Instance]:
 
 
 def _neighbourhood(scene: Scene, index: int, convolutions: Sequence[int]) -> frozenset[int]:
-    """Return the nodes of the innermost module with another convolution, where norms and activations may be."""
+    """Return the nodes that may be norms and activations of convolution `index`.
+
+    These are the nodes of the innermost module that contains it and another convolution, or all nodes.
+    """
     for outer in list(ancestors(scene.runs, index))[1:]:
         span = scene.runs[outer].span
         if any(scene.runs[i].start in span for i in convolutions if i != index):

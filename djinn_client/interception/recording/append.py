@@ -75,7 +75,7 @@ def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: boo
 
     Args:
         func: the op.
-        args: its arguments, which identify the question of C++.
+        args: its arguments. `remember` returns at once if C++ asked about other arguments.
         call: the inferred call, or None if the op returns its operand unchanged.
         any_float: True if the call holds for any values of its float arguments.
     """

@@ -176,7 +176,7 @@ def raises_versions(op: str) -> bool:
 
 @functools.cache
 def refuses_overlap(op: str) -> bool:
-    """Return True if kernels of `op` check operands for overlap with their targets. Ops over lists do not."""
+    """Return True if kernels of `op` refuse operands that overlap the written tensor. Kernels of ops over lists do not."""
     if op in OWN_OPERATORS:
         return False
     func = resolve(op)

@@ -214,8 +214,8 @@ class Replies:
                 return self.wait(number)
         deferred = self.deferred
         is_deferred, has_arrived = number in deferred.numbers, number not in self.pending
-        counts = not (is_deferred and has_arrived)  # also if another thread has read the reply meanwhile
-        self._stats.round_trips += counts
+        is_round_trip = not (is_deferred and has_arrived)  # also if another thread has read the reply meanwhile
+        self._stats.round_trips += is_round_trip
         begun = time.perf_counter() if taps.waited else 0.0
         try:
             if not has_arrived:
@@ -225,7 +225,7 @@ class Replies:
             if not is_deferred:  # a deferred reply may be awaited again
                 self.abandoned.add(number)
             raise
-        if begun and counts:
+        if begun and is_round_trip:
             self.notify_waited(begun, number)
         completed, body, synchronize, total_seconds, seconds = self._early_replies.pop(number)
         if is_deferred:

@@ -163,7 +163,7 @@ class Submissions:
             interrupt_mask.depth -= 1
 
     def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Words) -> int:
-        """Send a submission in a session with derived values: invalidate and free the values that it makes stale."""
+        """Invalidate the derived values that a submission makes stale, and send it. It also frees them."""
         derived = self._derived
         with interrupt_mask.uninterruptible:
             handles = [values[i] for i in prepared.written] if prepared is not None else ()

@@ -40,5 +40,5 @@ class FakeGpuRuntime(DeviceRuntime):
         return copy
 
     def memory(self) -> Mapping[str, int]:
-        """Return memory in bytes by name, with counters and clock of the device, so that clients can read them."""
+        """Return the bytes of memory by name, and the counters and clock of the device, which clients read here."""
         return {**counters(), "clock_ns": round(now() * 1e9), **super().memory()}

@@ -227,7 +227,7 @@ def _map_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     first = args[0]
     if not isinstance(first, NestedTensor):
         return call(func, args, kwargs)
-    if first.component_strides is not None and not _runs_on_memory(func, args):
+    if first.component_strides is not None and not _applies_to_whole_memory(func, args):
         if func.name() in OPERATORS_OF[NESTED_VIEW]:
             return call(func, args, kwargs)
         raise RuntimeError(_NOT_CONTIGUOUS)
@@ -399,7 +399,7 @@ class _SplitFunction(torch.autograd.Function):
 
 
 def _with_autograd(handler: Handler) -> Handler:
-    """Return a handler that runs `handler` with autograd by `_SplitFunction`. PyTorch's formulas need a CPU tensor."""
+    """Return a handler that has the backward of `_SplitFunction`, because PyTorch's own formulas need a CPU tensor."""
 
     def split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, *arguments = args
@@ -448,7 +448,7 @@ _ON_MEMORY: Final = frozenset({
 _SCALING: Final = frozenset(getattr(getattr(aten, name), kind) for name in _BINARY for kind in ("Tensor", "Scalar"))
 
 
-def _runs_on_memory(func: Any, args: tuple[Any, ...]) -> bool:
+def _applies_to_whole_memory(func: Any, args: tuple[Any, ...]) -> bool:
     return func in _ON_MEMORY or (func in _SCALING and not isinstance(args[1], NestedTensor))
 
 

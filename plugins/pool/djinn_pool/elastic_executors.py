@@ -156,8 +156,8 @@ class ElasticExecutors:
             member = self.executors.members[number]
             if reason := member.replies.ask(CacheRequest("pin", pack_handles(values)), CacheReply).refused:
                 raise DoesNotFit(
-                    f"an executor cannot leave, because {member.link.name} has too little free memory to pin its KV caches ({reason}). "
-                    f"The caches have moved to {member.link.name} and are unpinned: free tensors, and call djinn.scale() again"
+                    f"an executor cannot leave: its KV caches moved to {member.link.name}, which has too little free memory to pin them ({reason}). "
+                    "They are unpinned: free tensors, and call djinn.scale() again"
                 )
 
     def _drop_peer(self, executor: int, peer: int) -> None:

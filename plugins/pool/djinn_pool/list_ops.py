@@ -126,7 +126,7 @@ class _Split:
     slots: Take
 
     def of(self, program: Program, part: Any) -> Program:
-        """Return the split of a program of this structure. `part`: function that returns the part of a call."""
+        """Split a program of the same structure. `part(call, group)`: returns a list op's call for one group of entries."""
         groups = self.groups
         calls: list[Call] = []
         for index, call in enumerate(program.calls):

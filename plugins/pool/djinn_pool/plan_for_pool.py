@@ -132,7 +132,8 @@ def plan_for_pool(
         )
         return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=inputs.known)
     _log.warning(
-        "a program may not fit, planning without free memory and missing features of devices", error=str(last_error)
+        "a program may not fit, planning again without regard to free memory, and then without regard to unsupported features",
+        error=str(last_error),
     )
     anywhere = attrs.evolve(blind, topology=supporting_all_ops(blind.topology))
     return _first_that_fits(lambda request: plan(graph, registry, request, known=inputs.known), blind, anywhere)

@@ -99,7 +99,7 @@ class PoolPlanner:
         self.follow(self._rules)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Note new measurements of all devices, and forget prediction errors."""
+        """Note if all devices are calibrated. Forget prediction errors, because they belong to the previous calibrations."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
 

@@ -140,7 +140,7 @@ class PoolReply(JoinedReplies):
         super().discard()
 
     def mark_unobserved(self) -> None:
-        """Mark the replies of all executors as unobserved, as `PendingReply.mark_unobserved`."""
+        """Report errors of the submissions only if the program uses their results, as `PendingReply.mark_unobserved`."""
         for member, number in self._submission_numbers:
             member.replies.mark_unobserved(number)
 

@@ -49,7 +49,8 @@ class Routes:
     def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
         """Make executor `source` connect to executor `target` if it is not connected yet.
 
-        Return the reply of `source`, with the measured link. It has an error if values between both pass through this process.
+        Return the reply of `source`, with the measured link. If the two cannot connect, the reply has an error, and
+        values pass through this process.
         """
         reply = self._connections.get((source, target))
         if reply is None and any(self._members[number].link.channel.logged for number in (source, target)):

@@ -209,7 +209,7 @@ class UcxConnection(Connection):
             self._receive_lock.release()
 
     def _begin(self, on_socket: Frame) -> Frame | None:
-        """Return the frame if all its buffers came over the socket. Return None for an offer, or if buffers come over UCX."""
+        """Return a frame that is complete. Otherwise, take the offered channel or receive buffers over it, and return None."""
         first, *inline = on_socket.body
         opening = decode_opening(first) if len(first) else Opening()
         if opening.offer is not None:

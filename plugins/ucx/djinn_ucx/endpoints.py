@@ -136,7 +136,7 @@ def _try_addresses() -> None:
             fork = os.fork()
             if not fork:
                 _try_one(libucxx, address, local)
-            os.write(answers, _FINE if _exits_normally(fork) else _REFUSED)
+            os.write(answers, _FINE if _wait_for_success(fork) else _REFUSED)
 
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
@@ -154,8 +154,8 @@ def _try_one(api: Any, address: bytes, local: bool) -> None:
         os._exit(status)
 
 
-def _exits_normally(fork: int) -> bool:
-    return os.waitpid(fork, 0)[1] == 0
+def _wait_for_success(process_id: int) -> bool:
+    return os.waitpid(process_id, 0)[1] == 0
 
 
 if __name__ == "__main__":

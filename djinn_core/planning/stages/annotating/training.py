@@ -134,7 +134,7 @@ def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
 
 
 def _phase_after_step(graph: Graph, nodes: range, optimized: bool) -> ExecutionPhase:
-    """Return the phase of the nodes after a step: the next forward pass if they contain layers, else the last phase."""
+    """Return the phase of the nodes after a step: a forward pass if they contain layers, else the phase before them."""
     if any(graph.nodes[n].operation in LAYERS for n in nodes):
         return ExecutionPhase.TRAINING_FORWARD
     return ExecutionPhase.TRAINING_OPTIMIZER if optimized else ExecutionPhase.TRAINING_BACKWARD

@@ -125,7 +125,7 @@ def _print_selection(files: ProjectFiles) -> None:
     if files.secrets:
         click.echo(f"not sent, names of secrets (--include PATTERN sends them): {_paths_text(files.secrets)}", err=True)
     if files.links:
-        click.echo(f"not sent, links to files outside the folder: {_paths_text(files.links)}", err=True)
+        click.echo(f"not sent, because they link to files outside the folder: {_paths_text(files.links)}", err=True)
 
 
 @click.command(name="jobs")

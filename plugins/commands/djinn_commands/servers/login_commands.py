@@ -115,8 +115,10 @@ def _check(content: ConnectionFile) -> str:
     if content.fingerprint:
         options["tls_fingerprints"] = content.fingerprint
     settings = resolve(options).settings
-    patient = attrs.evolve(settings, connection_file=None, connect_timeout=min(settings.connect_timeout, PATIENCE))
-    replies = ask_servers(patient)
+    limited_settings = attrs.evolve(
+        settings, connection_file=None, connect_timeout=min(settings.connect_timeout, PATIENCE)
+    )
+    replies = ask_servers(limited_settings)
     errors = [reply for reply in replies.values() if isinstance(reply, DjinnError)]
     for url, reply in replies.items():
         if not isinstance(reply, DjinnError):

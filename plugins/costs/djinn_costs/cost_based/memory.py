@@ -41,10 +41,10 @@ def transient_bytes(context: PlacementContext, kept_values: frozenset[int], negl
     nodes = context.graph.nodes
     total = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
     rows = {id(row): row for row in context.costs.by_device.values()}  # equal devices share theirs
-    concurrent_groups = max((e.workspace for row in rows.values() for e in row), default=0)
+    largest_workspace = max((e.workspace for row in rows.values() for e in row), default=0)
     # Kept values count in addition, by unit.
-    return concurrent_groups + (
-        total if 2 * total + concurrent_groups <= negligible_above else _peak_result_bytes(context, kept_values)
+    return largest_workspace + (
+        total if 2 * total + largest_workspace <= negligible_above else _peak_result_bytes(context, kept_values)
     )
 
 

@@ -117,12 +117,13 @@ class Options:
         If no device has enough memory, place segments on several devices, which run one after another. Return None if
         all devices together have too little memory.
         """
-        return self.in_place() or self.in_parts()
+        return self.on_one_device() or self.in_parts()
 
-    def in_place(self) -> Option | None:
-        """Return the placement on the device with most of the inputs, or None if memory does not suffice.
+    def on_one_device(self) -> Option | None:
+        """Return the placement on the device with most of the inputs.
 
-        If the inputs have no location, choose the fastest device with enough memory.
+        If the inputs have no location or this device has too little memory, choose the fastest device with enough memory.
+        Return None if no device has enough.
         """
         if self._input_bytes:
             main = self._input_bytes.most_common(1)[0][0]

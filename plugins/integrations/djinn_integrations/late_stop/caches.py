@@ -28,7 +28,7 @@ class CacheLayer(Protocol):
 
 @attrs.define
 class _GrowingLayer:
-    """A cache layer that grows by concatenation. An uninitialised layer shares the states of another layer."""
+    """A cache layer that grows by concatenation. `cut` skips an uninitialised layer, which shares another layer's states."""
 
     layer: Any
     before: int  # states before the first counted step

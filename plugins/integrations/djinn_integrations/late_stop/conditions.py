@@ -14,7 +14,7 @@ from djinn_integrations.late_stop.caches import can_be_cut
 
 # Classes whose results depend only on the tokens and their scores.
 _CRITERIA: Final = frozenset({"EosTokenCriteria", "MaxLengthCriteria", "StopStringCriteria"})
-_PROCESSORS: Final = frozenset(
+_LOGITS_PROCESSORS: Final = frozenset(
     {
         "AlternatingCodebooksLogitsProcessor",
         "BarkEosPrioritizerLogitsProcessor",
@@ -66,7 +66,7 @@ def late_check_obstacle(model: Any, processors: Any, criteria: Any, config: Any,
     for item in (processors, criteria):
         if type(item).__name__ not in {"LogitsProcessorList", "StoppingCriteriaList"} or not _is_of_transformers(item):
             return f"{type(item).__name__} may have state that surplus steps would change"
-    unknown_classes = [t for t in processors if not (_is_of_transformers(t) and type(t).__name__ in _PROCESSORS)]
+    unknown_classes = [t for t in processors if not (_is_of_transformers(t) and type(t).__name__ in _LOGITS_PROCESSORS)]
     unknown_classes += [t for t in criteria if not (_is_of_transformers(t) and type(t).__name__ in _CRITERIA)]
     if unknown_classes:
         return f"{type(unknown_classes[0]).__name__} may have state that surplus steps would change"

@@ -106,7 +106,7 @@ def _elementwise(case: Case) -> Split | None:
 
 
 def _keep_rows(*whole: str) -> Rule:
-    """Return a rule for ops that keep the rows of their first operand in place. Arguments in `whole` must have no rows."""
+    """Return a rule for ops that keep the rows of their first operand. `whole`: names of arguments without rows."""
 
     def rule(case: Case) -> Split | None:
         first = case.node.inputs[0]

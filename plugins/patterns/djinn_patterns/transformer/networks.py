@@ -19,7 +19,7 @@ _NONLINEAR = frozenset({
 })  # fmt: skip
 _JOINS = frozenset({"cat", "concat"})
 _STATISTICS = frozenset({"mean", "std", "var"})  # of a norm that is written out
-_BETWEEN = frozenset({
+_OPS_BETWEEN_LAYERS = frozenset({
     *_NONLINEAR, *NORMALISATION, *CONVOLUTION, *_JOINS, *_STATISTICS, "abs", "add", "add_", "addcmul", "alpha_dropout", "div", "div_", "dropout",
     "ge", "gt", "le", "log1p", "lt", "minimum", "mul", "mul_", "native_dropout", "neg", "reciprocal", "rsqrt", "rsub", "sqrt", "sub",
 })  # fmt: skip
@@ -88,7 +88,7 @@ class _Search:
         networks: list[Network] = []
         if len(all_layers) < 2:
             return networks
-        between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}
+        between = {i for operation in _OPS_BETWEEN_LAYERS for i in by_op.get(operation, ())}
         for index in sorted(between.union(all_layers)):
             layer = all_layers.get(index)
             if layer is None:

@@ -371,6 +371,6 @@ def _merge_short_parts(parts: Iterable[Part]) -> Iterator[Part]:
             yield from members
             continue
         calls = [part for part in members if part.kind == CAPTURE]
-        middle = members[0].begun + sum(part.seconds for part in calls)
-        yield Part(CAPTURE, f"{len(calls)} calls", members[0].begun, middle, key[1])
-        yield Part(PYTHON, PYTHON, middle, members[-1].ended, key[1])
+        calls_end = members[0].begun + sum(part.seconds for part in calls)
+        yield Part(CAPTURE, f"{len(calls)} calls", members[0].begun, calls_end, key[1])
+        yield Part(PYTHON, PYTHON, calls_end, members[-1].ended, key[1])

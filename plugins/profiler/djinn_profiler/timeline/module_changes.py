@@ -82,7 +82,7 @@ def module_changes(
     """Yield the modules of a thread at each change: the time, and the keys and names of modules, outermost first.
 
     An exit without an entry, because the entry was before the first moment, is ignored. Modules entered in a backward
-    pass lie in `BACKWARD` and in the modules of the pass's current autograd node.
+    pass are listed below `BACKWARD` and below the modules whose forward pass created the current autograd node.
     """
     open_: list[tuple[Keys, tuple[str, ...], _Reference | None]] = [
         ((), (), None)

@@ -161,7 +161,7 @@ class TimeTotals:
 
 
 def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
-    """Return the sums of a timeline. Its first thread is the block's thread."""
+    """Sum the times of a profiled block, which ran in the first thread. `seconds`: duration of the block."""
     first, *others = assembled.threads
     kinds = _kinds(first)
     causes: dict[str, float] = defaultdict(float)

@@ -74,23 +74,23 @@ def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]
     kind = PRODUCTS.get(form.op)
     if kind is None or form.kwargs or form.sequence or len(step.makes) != 1:
         return None
-    rows, weight, transposed = kind
+    rows_position, weight_position, transposed = kind
     operands = [argument for argument in form.args if isinstance(argument, Operand)]
-    if len(operands) != len(step.reads) or form.slot_count or step.reads[weight] not in sources:
+    if len(operands) != len(step.reads) or form.slot_count or step.reads[weight_position] not in sources:
         return None
-    bias = [place for position, place in enumerate(step.reads) if position not in {rows, weight}]
+    bias = [place for position, place in enumerate(step.reads) if position not in {rows_position, weight_position}]
     if any(place not in sources for place in bias):
         return None
     return Product(
         index,
         form.op,
-        step.reads[rows],
-        step.reads[weight],
+        step.reads[rows_position],
+        step.reads[weight_position],
         bias[0] if bias else None,
         transposed,
         step.makes[0][1],
         step.release,
-        sources[step.reads[weight]],
+        sources[step.reads[weight_position]],
     )
 
 

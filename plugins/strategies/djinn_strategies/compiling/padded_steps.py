@@ -430,7 +430,7 @@ def _repeat(run: PaddedRun, op: Any, source: Any, times: Sequence[Any]) -> Any:
     padded = _padded(source)
     axis = len(times) - padded.from_right
     if times[axis] != 1:
-        raise UnpaddableError("the growing dimension is repeated")
+        raise UnpaddableError("`repeat` repeats the growing dimension")
     return padded.like(op(padded.tensor, times), axis)
 
 
