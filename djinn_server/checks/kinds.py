@@ -36,7 +36,7 @@ def check_kinds(form: Form, overload: Any) -> None:
         if kind is not None and not _has_kind(kind, argument):
             raise UnsupportedOperation(
                 f"{form.op}: {name} must be a {kind.replace('_', ' ')}"
-                + (", which is the executor's own" if kind == "device" else "")
+                + (" of this executor" if kind == "device" else "")
             )
 
 

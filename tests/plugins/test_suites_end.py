@@ -143,7 +143,7 @@ class TestWaiting(ObserverConformance):
 SAYS = {
     "TestDeadlock::test_both_ends_send_at_once": "wait for each other while both ends send",
     "TestForgetful::test_counters_match_bytes_on_the_wire": "the fixture `uncounted_bytes`",
-    "TestTooMuch::test_counters_match_bytes_on_the_wire": "leave out (300, 300, 300, 300), and may leave out 299",
+    "TestTooMuch::test_counters_match_bytes_on_the_wire": "leave out (300, 300, 300, 300) of them, but may leave out only 299",
     "TestAllowed::test_counters_match_bytes_on_the_wire": None,
     "TestDeaf::test_a_timeout_loses_nothing[up-0.05]": "the test has not ended after 2 s",
     "TestWaiting::test_observe_is_quick": "the test has not ended after 2 s",

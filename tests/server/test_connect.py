@@ -296,7 +296,7 @@ def test_standby_server_is_used_if_others_fail(open_checked, server, caplog):
         Settings(servers=(gone,), token=server.token, standby=(server.url("tcp"),), disable=("local",))
     )
     assert opened.connection.server == server.url("tcp")
-    assert [other.name for other in opened.connection._others] == [gone, server.url("tcp")]
+    assert [other.name for other in opened.connection._standby_servers] == [gone, server.url("tcp")]
     assert opened.now.session == opened.attached.session
     assert f"fell back from {gone}" in caplog.text
     assert not opened.attached.caches_weights

@@ -147,7 +147,7 @@ class InvalidHandle:
     """An invalid result of an engine whose executor runs."""
 
 
-WRONG = r"plugin of held_engine started no executor: held_engine\.Held{} returned an instance of NoHandle.*djinn\.hooks\.ExecutorHandle.*`engine`"
+WRONG = r"plugin of held_engine started no executor: held_engine\.Held{} returned an instance of InvalidHandle.*djinn\.hooks\.ExecutorHandle.*`engine`"
 
 
 def test_engine_without_handle_is_named(held_engine, monkeypatch):

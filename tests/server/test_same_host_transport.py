@@ -148,7 +148,7 @@ def test_server_with_certificates_listens_for_this_host(path_transport, tmp_path
 def test_client_follows_a_socket_only_over_the_scheme_that_it_named(path_transport):
     transports = (path_transport, LocalTransport(), TcpTransport())
     urls = ("path:///tmp/executor", "unix:///tmp/other/executor.sock")
-    believed = lambda reached: list(_usable_urls(urls, parse_url(reached), transports, elsewhere=False))
+    believed = lambda reached: list(_usable_urls(urls, parse_url(reached), transports, any_machine=False))
     assert believed("path:///tmp/gateway") == ["path:///tmp/executor"]
     assert believed("tcp://127.0.0.1:1") == believed("unix:///tmp/server.sock") == []
 

@@ -178,8 +178,8 @@ def test_sparse_layout_calls_are_zero_filled(fill_allocations):
 def test_compiled_region_with_uninitialized_ops_is_zero_filled(op, fill_allocations):
     """The stub replay allocates an uninitialized buffer. The stub region has this op only."""
     template = SimpleNamespace(steps=[SimpleNamespace(op=op)], constants=(), slots=0)
-    region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), fresh=(0,), written=())
-    sizes = SimpleNamespace(floats=(), guard=lambda: None)
+    region = SimpleNamespace(start=0, stop=1, inputs=(0,), views=(), owned_results=(0,), written=())
+    sizes = SimpleNamespace(float_slots=(), guard=lambda: None)
     compiled = CompiledRegion("fake", lambda _: [torch.empty(900)], template, region, sizes, lambda data: data)
     env = [torch.ones(1)]
     fill_allocations(165, lambda: compiled.run(env))

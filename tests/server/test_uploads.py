@@ -89,7 +89,7 @@ def test_interrupted_upload_keeps_its_contents(keeping, monkeypatch, at):
     source.zero_()
     assert torch.equal(target.cpu(), expected)
     assert not executor.uploads.open
-    assert not executor.uploads.asked
+    assert not executor.uploads.queries
 
 
 def test_handle_is_offered_again_after_its_value_was_freed(keeping):
@@ -183,7 +183,7 @@ def test_large_module_tensors_are_offered_together(keeping, monkeypatch):
         assert torch.equal(parameter.cpu(), right)
     uploading = only_executor().uploads
     assert not uploading.open
-    assert not uploading.asked
+    assert not uploading.queries
 
 
 def test_memory_of_offered_tensor_is_not_reused(keeping, monkeypatch):
@@ -206,14 +206,14 @@ def test_offers_end_after_module_move(keeping, monkeypatch):
     right = [parameter.detach().clone() for parameter in model]
     model.to("remote_accelerator:0")
     assert all(torch.equal(parameter.cpu(), expected) for parameter, expected in zip(model, right, strict=True))
-    assert not only_executor().uploads._expected
+    assert not only_executor().uploads._expected_uploads
 
 
 def test_slow_link_compresses_uploads(keeping, monkeypatch):
     weights = torch.randn(2 << 20).to(torch.bfloat16)
     deciding = only_executor().uploads._compressor
-    monkeypatch.setattr(deciding, "_sent", 32 << 20)
-    monkeypatch.setattr(deciding, "_seconds", 10.0)
+    monkeypatch.setattr(deciding, "_measured_bytes", 32 << 20)
+    monkeypatch.setattr(deciding, "_measured_seconds", 10.0)
     djinn.reset_stats()
     remote = weights.to("remote_accelerator:0")
     assert torch.equal(remote.cpu(), weights)
