@@ -203,5 +203,5 @@ def test_invalid_dtype_layout_or_device_is_refused(op, name, right, wrong):
 
 def test_positional_argument_kinds_are_checked():
     form = Form("aten::view.dtype", (Operand(), Constant(46)), (), ("new",), False)
-    with pytest.raises(UnsupportedOperation, match="aten::view.dtype: dtype must be a dtype"):
+    with pytest.raises(UnsupportedOperation, match=r"aten::view\.dtype: dtype must be a dtype"):
         check_kinds(form, resolve("aten::view.dtype"))
