@@ -721,10 +721,7 @@ class ExecutorSession:
         return compiled_template
 
     def _await_operands(self, bound: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
-        """Wait until a submission's operands are read from files.
-
-        If it is cancelled meanwhile, forget reads of operands that it would free or write, and poison those written only.
-        """
+        """Wait for reads of operands from files. If cancelled, forget those to free or write; poison those only written."""
         inputs = work.inputs if bound is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
