@@ -50,7 +50,7 @@ def _kernels_hidden_from_dynamo() -> list[Any]:
 
 
 def _hidden_from_dynamo(function: Any) -> Any:
-    """Return the function that `torch._disable_dynamo` wrapped as `function` or as a function inside it. Otherwise return None."""
+    """Return the function that `torch._disable_dynamo` wrapped in `function`, perhaps below other wrappers, or None."""
     hiding_code = _hiding_code()
     while (code := getattr(function, "__code__", None)) is not None:
         # Wrappers call their `fn`. Wrappers of one-operand kernels have another function in `__wrapped__`.

@@ -64,8 +64,8 @@ class _End:
         closing: a running call of `close`.
         mute: True if `send` has failed permanently.
         deaf: True if `receive` has failed permanently.
-        sent: bytes of sent frames, which is a lower bound of the counter.
-        received: bytes of received frames, which is a lower bound of the counter.
+        sent: bytes of sent frames. The connection's counter of sent bytes must not be lower.
+        received: bytes of received frames. The connection's counter of received bytes must not be lower.
     """
 
     connection: Connection

@@ -29,7 +29,7 @@ class Native(Interception):
         self._synchronize = synchronize
 
     def take(self, thread: int | None = None) -> Sequence[Submission]:
-        """Return the recorded submissions of this thread, or of all threads."""
+        """Return the recorded submissions of this thread, or of all threads if `thread` is None."""
         from djinn_client.interception.recording.recorder import SyncRequest, current, recorders
 
         sources = recorders.all() if thread is None else [current()]

@@ -19,9 +19,9 @@ _log = get_logger("djinn.interception")
 
 
 def adapt_on_import(wanted: Mapping[str, Adapt], by: str = "djinn") -> None:
-    """Call each function with its module: at once if the module is imported, otherwise when it is imported.
+    """Call each function in `wanted` with the module that its key names, at once or when that module is imported.
 
-    An exception of a function is logged with the plugin in `by`. The module stays unchanged, and its import continues.
+    An exception of a function is logged with `by`, the plugin's name. The import of the module continues.
     A reload (`importlib.reload`) does not call the function again.
     """
     for name, adapt in wanted.items():

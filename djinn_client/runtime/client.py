@@ -648,7 +648,7 @@ def _nothing() -> None:
 def _device_info(index: int) -> tuple[str, DeviceInfo]:
     """Return the open session's name, and the device of an index.
 
-    For index 0 (all executors), return the first device with the memory of all devices.
+    For index 0 (all executors), return the first executor's device, but with the sum of the memory of all devices.
     """
     assert context.opened
     infos = [member.attached.device for member in context.opened]
@@ -674,7 +674,7 @@ def _residence(storage: int, index: int) -> str:
 
 
 def after_fork() -> None:
-    """Disable the client of a forked child if `port.forked`. The child must not write to the parent's socket."""
+    """Reset the lock in a forked child. Never finalize the executors and the session, which belong to the parent."""
     # a thread of the parent may have held the lock
     context.lock = threading.RLock()
     executors, context.started_executors = context.started_executors, ()

@@ -97,7 +97,7 @@ class DeviceState:
         thread: state of the current thread.
         names: device types that are remote; the last is the device type that the user's program uses.
         handlers: functions that handle an op instead of recording it, by the id of the op.
-        repeated: ids of ops whose handler C++ calls for unknown calls only.
+        repeated: ids of ops whose handler C++ calls only if the call is not cached.
         copy_later: begins a non-blocking copy to a new CPU tensor (source, memory format). Returns None if the copy
             must block.
         copy_into_later: begins a non-blocking copy to a CPU tensor (target, source). Returns False if the copy must

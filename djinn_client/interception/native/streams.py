@@ -31,7 +31,7 @@ class _EventMeta(type):
 
 
 class NativeEvent(torch.Event, metaclass=_EventMeta):
-    """Factory of events, which are marks in the program. PyTorch accepts no subclass of `torch.Event` here."""
+    """Factory of events, which are marks in the program. It returns plain `torch.Event` objects, never a subclass."""
 
     def __new__(  # type: ignore[misc]
         cls, device: Any = None, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False

@@ -149,9 +149,9 @@ class _Probe(torch.Tensor):
 
 
 class _FirstOp(CalledFromCpp):
-    """A dispatch mode that reports the first op.
+    """A dispatch mode that raises `_KernelChosen` for the first op.
 
-    A tensor with `__torch_dispatch__` would make PyTorch import DTensor.
+    It is a mode, because a tensor with `__torch_dispatch__` would make PyTorch import DTensor.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

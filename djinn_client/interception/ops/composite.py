@@ -46,8 +46,8 @@ def decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Decompose an op, and record its parts.
 
     Raises:
-        UnsupportedOperation: the op needs MKL-DNN tensors. Or it has no decomposition, and is not allowed in programs or
-            lacking on a server.
+        UnsupportedOperation: `port.fallback` is None, and the op needs MKL-DNN tensors or has no decomposition. The
+            message says why executors cannot run the op.
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(

@@ -38,8 +38,8 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
 
-    PyTorch's CPU kernel calls it for every mask. `masked_fill_` may write to its own mask and number, but `index_put_`
-    may not.
+    PyTorch's CPU kernel calls `masked_fill_` for every mask. Unlike `index_put_`, `masked_fill_` may write to its own
+    mask and number.
     """
     target, indices, values, *rest = args
     accumulates = kwargs.get("accumulate", rest[0] if rest else False)
@@ -208,7 +208,7 @@ def _handler(decomposition: Callable[..., Any]) -> Handler:
 # written at the end.
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Store whether the padding is at the end of each row. Return False, because PyTorch would drop such padding."""
+    """Store whether the padding is at the end of each row. Return False, because True makes PyTorch drop it."""
     lengths = args[1]
     device_state.thread.padding_is_last = not bool((lengths[:, 1:] & ~lengths[:, :-1]).any())
     return False

@@ -486,7 +486,7 @@ def _open() -> None:
 
 
 def freeze(entries: Sequence[Entry], dead: list[int]) -> Program:
-    """Freeze the entries as a program. Handles in `dead` that the program mentions die with it."""
+    """Return the entries as a program. Handles in `dead` that occur in the entries die with the program."""
     if not entries:
         return NOTHING
     calls, handles, slots, sites, modules = zip(*map(msgspec.structs.astuple, entries), strict=True)

@@ -32,7 +32,7 @@ def is_over_lists(func: Any) -> bool:
 def is_refused_for_elements(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor], slots: Sequence[Slot]
 ) -> bool:
-    """Return True if kernels reject the dtypes or numbers in a list. Unusual dtypes are checked with the CPU kernel."""
+    """Return True if the CPU kernel rejects the dtypes or numbers in lists. It is tried only if some are unusual."""
     if not is_over_lists(func):
         return False
     usual = all(o.remote.meta.dtype.is_floating_point for o in operands) and all(abs(n) <= LEAST_MAXIMUM for n in slots)
@@ -56,7 +56,7 @@ def _has_unusual_number(argument: Any) -> bool:
 def infer_by_element(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor]
 ) -> Call | None:
-    """Return the call of an op over lists. Return None if `func` is no such op, or its elements are not of few kinds.
+    """Infer the call of an op over lists from one element of each kind. Return None if that is impossible or slower.
 
     Raises:
         Exception: the errors of `infer`.

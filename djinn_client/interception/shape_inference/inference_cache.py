@@ -40,8 +40,8 @@ class InferenceCache:
 
     Attributes:
         calls: calls by key. `call.slots` are the scalars of the key. If `call.slots` is None, each call gathers its
-            scalars. The entry is None if the op returns its operand.
-        drawing: the calls of random ops on indexes that are bound to a device; `calls` has None for them.
+            scalars. The entry is None if the op returns its operand, or if the call is in `drawing`.
+        drawing: the calls of random ops on indexes that are bound to a device, by key.
         kinds: for factories that differ only in sizes, one example call, by the key without sizes.
         signatures: interned signatures, with their learnt layouts and dtypes.
         supported: ops, with argument dtypes and types, for which an executor has a kernel.

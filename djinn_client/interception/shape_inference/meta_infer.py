@@ -398,7 +398,7 @@ def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]
 
 
 def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
-    """Return the signature of a form with these operand classes. Equal signatures are the same object."""
+    """Return the signature of a form and the tensor classes of its operands. Equal signatures are the same object."""
     classes = tuple([m.tensor_class for m in operands])
     key = (form, classes)
     signatures = inference_cache.signatures

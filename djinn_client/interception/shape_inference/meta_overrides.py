@@ -254,7 +254,7 @@ def _grouped_mm(
 ) -> torch.Tensor:
     """Return the result for all dtypes and alignments.
 
-    The meta kernel rejects some that only the CUDA kernel rejects.
+    The meta kernel rejects some of them, although only the CUDA kernel does.
     """
     del bias
     if left.dim() == right.dim() == 2 and offs is not None:
@@ -429,7 +429,7 @@ _DRAWS_NOTHING = frozenset({
 
 
 def is_random(func: Any) -> bool:
-    """Return True if `func`, as recorded, draws random numbers."""
+    """Return True if `func` draws random numbers. Attention does not, because with dropout its parts are recorded."""
     return torch.Tag.nondeterministic_seeded in func.tags and func not in _DRAWS_NOTHING
 
 
@@ -441,7 +441,7 @@ def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
 def must_ask(func: Any, kwargs: Mapping[str, Any]) -> bool:
     """Return True if the program must wait for the executor, without trying a meta kernel.
 
-    Either only the executor knows the result metadata, or the program requests a check of its data.
+    Either only the executor knows the result metadata, or the op checks the elements of its operands.
     """
     if (
         func in KERNEL_DECIDES

@@ -86,7 +86,7 @@ def check_targets(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Non
 
 
 def check_shape(func: Any, args: Sequence[Any]) -> None:
-    """Raise an error if the op writes a result of another shape in place. The arguments are meta tensors.
+    """Raise an error if an in-place op's result does not have its target's shape. The arguments are meta tensors.
 
     Raises:
         RuntimeError: the error of eager PyTorch.

@@ -95,7 +95,7 @@ class _Arrival:
     def land(self, strict: bool) -> None:
         """Write the copied elements into the tensor.
 
-        If the copy failed and the user does not own the memory, the tensor raises the error when it is used.
+        A failed copy into the user's memory raises its error if `strict` is True. Other tensors raise it when used.
         """
         try:
             self.wait()

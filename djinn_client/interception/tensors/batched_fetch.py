@@ -183,7 +183,7 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
 
 
 def _note_storage(storage: Any) -> None:
-    """Record that PyTorch accessed a storage. `torch.save` calls this for the device name of each storage that it saves."""
+    """Record that PyTorch accessed a storage. `torch.save` calls this for each storage, to ask for its device name."""
     prediction = device_state.thread.predicted_fetches
     if prediction is not None and is_remote(storage.device):
         prediction.note_access(storage)
@@ -227,7 +227,7 @@ def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
 
 
 def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Return the result of a conversion. Graphs recorded with a converted parameter become unusable."""
+    """Return `fn(tensor)`. If its device or dtype differs, autograd graphs that contain `tensor` become unusable."""
     result = fn(tensor)
     if (isinstance(tensor, LazyTensor) or isinstance(result, LazyTensor)) and (result.device, result.dtype) != (
         tensor.device,

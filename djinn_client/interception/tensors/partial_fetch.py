@@ -58,7 +58,7 @@ def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tenso
 
 
 def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor | None:
-    """Return the elements of `value`, read-only, or None if the value is not a small part of one page.
+    """Return the read-only elements of `value`, or None if it is not a small part of one page of `PAGE` bytes.
 
     `read`: fetches the value, or the whole page.
 

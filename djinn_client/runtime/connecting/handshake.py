@@ -417,7 +417,7 @@ def close_reason(connection: Connection) -> str:
 
 
 def cached_operators_digest() -> str:
-    """Return the digest of the allow-list. An earlier process may have cached the digest on disk."""
+    """Return the digest of the allow-list of ops. An earlier process may have cached the digest on disk."""
     path = cache_directory() / "operators.json"
     try:
         key = _digest_key()

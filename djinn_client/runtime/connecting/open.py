@@ -215,7 +215,7 @@ def _context_of(
 ) -> ChannelContext:
     """Return the context of a session with one of `servers`.
 
-    If `standbys` is not empty, these servers may take the session over, or another executor of its own server.
+    If `standbys` is not empty, one of them or another executor of the session's own server may take the session over.
     """
     addresses = {session.url, *session.addresses}
     own_server = attrs.evolve(
@@ -230,7 +230,7 @@ def _context_of(
 def _context_of_own(settings: Settings, registry: Registry, session: OpenSession) -> ChannelContext:
     """Return the context of a session with this program's own executor.
 
-    Another executor of its engine, or servers, may take the session over.
+    The setting `standby` names who may take the session over: another executor of the same engine, or servers.
     """
     servers = {standby.urls: standby for standby in standby_servers(settings, server_tls(settings))}
     candidates = [_candidate(settings, registry, standby) for standby in servers.values()]

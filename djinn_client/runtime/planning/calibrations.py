@@ -23,7 +23,7 @@ _log = get_logger("djinn.calibration")
 def calibration_file(device: DeviceInfo) -> Path:
     """Return the path of a device's calibration in the user's cache directory.
 
-    The name is a digest, because servers choose the text.
+    The file's name is a digest of properties, because servers choose them and they may be unfit for a file name.
     """
     key = hashlib.blake2b(json.dumps(_identity(device)).encode(), digest_size=8).hexdigest()
     return cache_directory() / "calibration" / f"{key}.json"

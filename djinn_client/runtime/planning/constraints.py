@@ -60,7 +60,7 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
 def within(
     topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, MemoryInUse]
 ) -> tuple[NetworkTopology, dict[str, int]]:
-    """Return the devices with the memory that a program can use, and each of `limits` less the memory of other values.
+    """Return the devices with the memory that a program can use, and `limits` reduced by values that it does not use.
 
     Args:
         topology: the devices.

@@ -141,7 +141,7 @@ class PlanCache(Generic[P]):
     """Plans of programs, found by structure, classes of scalars and range of sizes.
 
     Programs have the same structure if their kinds of calls, data flow, dying values and memory sharing are equal.
-    Memory sharing counts because a plan may drop a write that another input of the same storage shows.
+    Memory sharing counts, because a plan may drop writes that would be visible through another input of the storage.
 
     Attributes:
         factor: as in `SizeRange`.

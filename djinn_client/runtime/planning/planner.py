@@ -184,9 +184,9 @@ class Planner:
         return prepared
 
     def _bound_to_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
-        """Return the optimizations that bound plans to exact sizes, if almost `VARIANTS_LIMIT` plans exist and all are bound.
+        """Return the optimizations to leave out of the next plan, because they bind plans to exact sizes.
 
-        The next plan leaves them out. Otherwise a program whose sizes always change would be planned at each run.
+        Return none unless almost `VARIANTS_LIMIT` plans exist and all are bound, as for a program with changing sizes.
         """
         if len(variants) < VARIANTS_LIMIT - 1 or not all(variant.depends_on_sizes for variant in variants):
             return NOTHING

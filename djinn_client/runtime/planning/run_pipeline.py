@@ -119,6 +119,6 @@ def supporting_all_ops(topology: NetworkTopology) -> NetworkTopology:
 
 
 def unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:
-    """Return the devices with unknown free memory. `total`: True to make the total memory unknown, too."""
+    """Return `topology` with unknown free memory. `total`: True to make the devices' total memory unknown, too."""
     devices = tuple(attrs.evolve(d, memory_free=None, memory=0 if total else d.memory) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)

@@ -46,7 +46,7 @@ class SizeRange(msgspec.Struct, frozen=True):
         metas: metadata of the inputs.
         numbers: positions, among the slots, of the size scalars.
         sizes: the size scalars.
-        factor: maximum ratio of a size in the range to the plan's own size, and the reverse.
+        factor: a size in the range is at least the plan's size divided by `factor`, and at most `factor` times it.
     """
 
     inputs: tuple[InputOperand, ...]

@@ -400,7 +400,7 @@ class Replies:
     def read_arrived(self) -> None:
         """Read all replies that have arrived, so that neither end waits for the other end to read.
 
-        An abandoned reply may be large, so wait until all of it has arrived.
+        Also wait for abandoned replies: the executor may be unable to read before it has sent a large one.
         """
         for number in list(self.abandoned):
             self.receive_until(number)

@@ -252,7 +252,7 @@ class Uploader:
         self._await(handle, upload, large)
 
     def _await(self, handle: int, upload: _Upload, large: bool) -> None:
-        """Wait until the caller's memory is no longer needed, and all copies have at most `HELD_BYTES`."""
+        """Wait until a `large` upload does not need the caller's memory, and all copies have at most `HELD_BYTES`."""
         try:
             self._replies.read_arrived()
             waits, begun = large and handle in self.open, time.perf_counter()
