@@ -421,7 +421,7 @@ def _same_value(tensor: LazyTensor) -> LazyTensor:
 def _check_extent(
     tensor: LazyTensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> None:
-    """Refuse a view beyond the end of its storage. The cache key of a call does not contain the storage size.
+    """Refuse a view beyond the end of its storage, even in a cached call: the cache key contains no storage size.
 
     Raises:
         RuntimeError: the error of eager PyTorch.

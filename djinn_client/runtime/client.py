@@ -602,7 +602,7 @@ def _has_servers() -> bool:
 
 
 def _resolve_settings() -> Settings:
-    """Return the settings without loading plugins, because `torch.manual_seed` asks for the number of devices."""
+    """Return the settings. Load no plugins, because even `torch.manual_seed` asks for the number of devices."""
     return context.settings or resolve(context.overrides).settings
 
 

@@ -29,7 +29,7 @@ class Page(NamedTuple):
 class KnownContents:
     """Cached contents of a storage at one version.
 
-    A fetch gets this object before it starts, so that no write is missed.
+    A fetch gets this object before it starts. A write during the fetch makes the object outdated.
 
     Attributes:
         version: the version.

@@ -111,7 +111,7 @@ def open_connections(
 ) -> tuple[OpenSession, ...]:
     """Begin a session with each device of each configured server. Without a server, use embedded executors.
 
-    A server that cannot be reached is skipped with a warning, unless it is the last server.
+    Servers that cannot be reached are skipped with a warning. If none can be reached, this raises an error.
 
     Args:
         settings: the settings in force.

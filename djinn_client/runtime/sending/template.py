@@ -112,7 +112,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
         calibrated: True if the estimate uses measured speeds.
         note_seconds: called with the executor's seconds of each run, or None.
         relied_calls: (node, call) of calls whose operand metadata must not change, because a rewrite may depend on them.
-        fixed_slots: (position among the program's slots, number) of numbers that must not change for this reason.
+        fixed_slots: (position among the program's slots, number) of numbers on which a rewrite may depend.
         size_bound: names of the optimizations that restrict the template to exact sizes.
         hints: kinds of the template's values, for an executor that may evict, or None.
         hints_sent: True once the hints were sent.
