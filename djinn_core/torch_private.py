@@ -234,10 +234,7 @@ def takes_numbers_for_tensors(packet: str) -> bool:
 
 
 def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a lazy clone of a tensor.
-
-    Memory that PyTorch did not allocate, such as a message's memory, is copied at once.
-    """
+    """Return a lazy clone of a tensor. Memory that PyTorch did not allocate, such as a message's, is copied at once."""
     try:
         return torch.ops.aten._lazy_clone(tensor)  # type: ignore[no-any-return]
     except RuntimeError:

@@ -199,9 +199,9 @@ class _SourceWalk:
         return sources
 
     def _last_writer(self, own: frozenset[int], value: int) -> int:
-        """Return the last writer of the data of `value`.
+        """Return the source that last wrote elements of `value`.
 
-        For values in `own`, which the node writes, return the last writer of the storage.
+        If `value` is in `own`, the values that the reading node writes, every earlier write to its storage counts.
         """
         maker = self._makers[value]
         whole_storage = value in own

@@ -28,7 +28,7 @@ def index_of_node(graph: Graph, node: Node) -> int:
 
 
 def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
-    """Return the index of each node that is bound to a device."""
+    """Return the index of each node that is bound to one device: an index above 0. Nodes of index 0 are missing."""
     graph_nodes = graph.nodes
     if not nodes or not any(meta.device for meta in graph.distinct_metas):
         return {}
@@ -37,7 +37,7 @@ def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
 
 
 def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: Sequence[str]) -> Placement:
-    """Return the placement with nodes and values of bound indexes on their devices.
+    """Return the placement with nodes and values of each index above 0 moved to the device of that index.
 
     `bound` has the index of each bound node, as `bound_nodes` returns it. `devices[k]` belongs to index k + 1.
     """

@@ -127,9 +127,9 @@ def is_backward(call: ModuleCall | None) -> bool:
 
 
 def _outwards(call: ModuleCall | None) -> Iterator[ModuleCall]:
-    """Yield the links of a chain, innermost first.
+    """Yield the links of a chain of module calls, innermost first.
 
-    Recomputation in a backward pass continues with the forward call of its node.
+    A link of a backward pass is followed by the forward call that made its autograd node.
     """
     while call is not None:
         yield call

@@ -43,7 +43,7 @@ class Signature:
         layout_trusted: True if the predicted layouts of results were right.
         orders: order of dimensions by result, if the predicted layout was wrong.
         dtypes: dtype by result, for results whose dtype the kernel chooses.
-        predicts: False if the executor was asked for the results: no prediction needs confirmation.
+        predicts: True if the client predicts the metadata of results. False if it asks the executor instead.
         id: unique number. Its bits in `CONTENT` are equal in every process. So decisions by these bits, such as the
             positions at which a program is cut, depend on the program alone.
     """

@@ -105,7 +105,7 @@ RecipeLookup = Callable[[Recipe], RecipeLocations | None]
 
 
 def no_recipe_locations(recipe: Recipe) -> None:
-    """Return None: the lookup for a session in which no recipe has run yet."""
+    """Return None, as for a recipe that has not run yet. This is the lookup for sessions that have run no recipe."""
     del recipe
 
 

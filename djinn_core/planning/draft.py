@@ -71,7 +71,7 @@ class Draft:
         )
 
     def with_all_results(self, result: PipelineResult, plugins: Plugins) -> PipelineResult:
-        """Return `result` with a row for each optimization, including finished and excluded ones (setting `exact`)."""
+        """Return `result` with outcomes of all optimizations, also of finished ones and of those excluded by `exact`."""
         plan = result.plan
         if plan is None:
             return result
@@ -118,7 +118,7 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
 
 
 def without_idle_results(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
-    """Return `plan` without the results of optimizations in `again` that were not applied in the first pass."""
+    """Return `plan` without results of optimizations that run again (`again`) and were not applied at first."""
     names = {optimization.name for optimization in again}
     return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # lists commands without importing PyTorch
 class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
-    A kind is loaded when its objects are first requested, by any thread. Given objects may replace the objects of
-    plugins. Kinds of the client's and the server's packages have no annotation here.
+    A kind is loaded when its objects are first requested, by any thread. Objects given to the constructor replace the
+    objects of plugins. Only the core's kinds are annotated here, not those of the client's and the server's packages.
     """
 
     operators: tuple[OperatorLibrary, ...]
@@ -124,7 +124,7 @@ class Registry:
         )
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the names of plugins whose objects of `kinds` a process uses. If `names` is None, return None."""
+        """Return `names` without the active plugins that have no hook of `kinds`. None, which means all, stays None."""
         unused = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
         return None if names is None else tuple(name for name in names if name not in unused)
 

@@ -29,7 +29,7 @@ def configuration_directory() -> Path:
 def runtime_directory() -> Path:
     """Return the directory for files of the current login: `$XDG_RUNTIME_DIR/djinn`, else the state directory.
 
-    Without the variable, platformdirs would use `/run/user` or the temporary directory; a service has neither.
+    platformdirs is not used here: without the variable it names `/run/user` or a temporary folder, which services lack.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     return Path(base) / _NAME if base else state_directory()

@@ -249,8 +249,8 @@ class PeerSilence:
     """Time since the other machine last acknowledged sent data.
 
     Linux reports it. macOS reports the number of received packets, so this class remembers when the number last
-    changed. A peer that does not read closes its window. macOS then probes the peer ever less often, so the peer never
-    counts as silent. Other systems have only keep-alive.
+    changed. A peer that does not read closes its window, and macOS then probes it ever less often. So such a peer does
+    not count as silent on macOS. Other systems have only keep-alive.
     """
 
     def __init__(self) -> None:

@@ -121,7 +121,7 @@ class Outbox:
     Attributes:
         borrows: True if bodies of unacknowledged frames refer to memory that the caller owns.
         ahead: during a replay, the number of frames that the other end has received from an earlier process. New frames
-            up to this number count as acknowledged. Otherwise None.
+            up to this number count as acknowledged. None if there is no replay.
     """
 
     def __init__(self) -> None:

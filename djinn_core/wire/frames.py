@@ -124,7 +124,7 @@ def encode_frame(frame: Frame, limits: Limits) -> list[Buffer]:
 
 
 def large_bytes(buffers: Sequence[Buffer]) -> int:
-    """Return the bytes of `encode_frame` that other connections would carry; 0 if they are too few."""
+    """Return the bytes of the large buffers of `encode_frame`, which other connections would carry; 0 if too few."""
     total = sum(len(buffer) for buffer in buffers[1:] if len(buffer) >= STRIPED_BYTES)
     return total if total > STRIPED_BYTES else 0
 
@@ -138,10 +138,7 @@ def striped(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[memoryview]]:
 
 
 def name_parallel(group: bytes) -> bytes:
-    """Return a striped frame without buffers.
-
-    Its head tells the peer which connections are parallel to this connection.
-    """
+    """Return a striped frame without buffers. Its head tells the peer which connections are parallel to this one."""
     return _PREFIX.pack(_MAGIC, FRAME_VERSION, _STRIPED, len(group), 0, 0) + group
 
 

@@ -174,7 +174,7 @@ class Attached(Message, frozen=True):
 
     Attributes:
         operators: the executor's allow-list if the digests differ, otherwise None.
-        caches_weights: True if it stores weights, so that the client may offer them by digest.
+        caches_weights: True if it stores weights, so that the client may send their digests first.
         compressions: supported encodings of compressed uploads.
         instance: id of the executor process, unique on all machines.
         lease: seconds within which a client that presents `secret` may reconnect.
@@ -370,7 +370,7 @@ class Completed(Message, frozen=True):
         links: recent link measurements.
         room: memory that the session can use, if that has changed notably.
         times: execution times, if the client requested them.
-        stopped_at: the op before which the submission was stopped.
+        stopped_at: the op before which the submission was stopped; None if it was not stopped.
         shortages: the ops that ran out of memory.
     """
 

@@ -45,7 +45,7 @@ class BlobOffer(Message, frozen=True):
 class BlobQuery(Message, frozen=True):
     """Ask which blobs (size and digest) the executor has.
 
-    The executor keeps these blobs until their offer or the next query.
+    The executor keeps the blobs that it has until the client sends their `BlobOffer`s or the next query.
     """
 
     sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]

@@ -181,7 +181,7 @@ class _Attempts:
         self.rejections.append(f"{author} on {where}: {why}")
 
     def accept(self, placement: Placement, *, spills: bool) -> Placement:
-        """Return the accepted placement, with the earlier rejections, and with the replicas that fit as well."""
+        """Return the placement with `spills`, the earlier rejections, and the plan's replicas if all of them fit."""
         if self.rejections:
             _log.info("placement_refused", refused=self.rejections, instead=placement.policy)
         placement = attrs.evolve(placement, rejections=tuple(self.rejections), spills=spills)
@@ -206,9 +206,9 @@ def _restricted_to(context: PlacementContext, devices: tuple[DeviceCapabilities,
 
 
 def _placement_of(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
-    """Return the policy's placement for tensors of index 0.
+    """Return a placement. The policy decides about tensors of index 0 (`remote_accelerator:0`).
 
-    Tensors of another index are placed on the device of that index.
+    Tensors of index k are placed on the k-th device of `whole`, the context with all devices.
     """
     graph, nodes, devices = context.graph, context.plan.nodes, whole.topology.by_index
     bound = bound_nodes(graph, nodes)

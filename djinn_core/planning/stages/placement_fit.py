@@ -37,7 +37,7 @@ Steps = Mapping[str, Sequence[Step]]
 
 
 def host_memory_devices(context: SchedulingContext, steps: Steps) -> frozenset[str]:
-    """Return the devices that run `steps` and keep incoming transfers in their own memory."""
+    """Return the devices in `steps` that compute in host memory, where incoming values wait; empty for one device."""
     if len(steps) < 2:
         return frozenset()
     return frozenset([d.id for d in context.topology.devices if d.kind in HOST_KINDS and d.id in steps])
@@ -46,7 +46,7 @@ def host_memory_devices(context: SchedulingContext, steps: Steps) -> frozenset[s
 def unreceived_bytes(context: SchedulingContext, steps: Steps, host_devices: frozenset[str]) -> dict[str, list[int]]:
     """Return, for each of `host_devices`, the bytes of unreceived transfers before each of its steps.
 
-    A device can run ahead of another device until it needs a pending result of that device.
+    Values wait there because a sender does not wait for the receiver, unless it needs a result of the receiver.
     """
     bytes_by_step: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in host_devices}
     for device, since, until, value in _pending_transfers(steps, host_devices):
@@ -66,8 +66,8 @@ def unreceived_bytes(context: SchedulingContext, steps: Steps, host_devices: fro
 def _pending_transfers(steps: Steps, host_devices: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
     """Yield (device, earliest step, receiving step, value) for each transfer to one of `host_devices`.
 
-    Steps are positions. The transfer may arrive as soon as the steps before the earliest step have ended.
-    Each device has a vector clock: the number of steps that each receiver must have completed.
+    Steps are positions. The value may arrive once the receiver's steps before the earliest step have ended. To find it,
+    each device has a vector clock: how many steps of each receiver have certainly ended.
     """
     clocks: dict[str, dict[str, int]] = {device: {} for device in steps}
     mail: dict[tuple[str, str, int], deque[dict[str, int]]] = defaultdict(deque)

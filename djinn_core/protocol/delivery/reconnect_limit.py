@@ -12,7 +12,7 @@ BREAKS_LIMIT: Final = 10  # limit of consecutive connections that break before a
 class ReconnectLimit:
     """Count consecutive connections that broke without progress.
 
-    After more than `BREAKS_LIMIT` breaks, the retransmitted frames count as the cause.
+    After more than `BREAKS_LIMIT` such breaks, reconnecting stops, because the retransmitted frames may be the cause.
     """
 
     def __init__(self, progress: Hashable = 0) -> None:

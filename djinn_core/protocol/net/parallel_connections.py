@@ -173,7 +173,7 @@ class ParallelConnections:
         """Check that missing pieces can still arrive.
 
         Raises:
-            ProtocolError: pieces of later frames came over all connections.
+            ProtocolError: pieces of later frames came over all connections, so the missing pieces cannot follow.
             TransportError: all connections have ended, or one connection has ended although the other end has not
                 hung up.
         """

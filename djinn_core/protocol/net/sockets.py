@@ -335,7 +335,7 @@ class SocketConnection(StripingConnection):
     def _deliver(self, deadline: float) -> None:
         """Wait until the other machine has acknowledged all sent bytes.
 
-        If a socket is closed with unread bytes, the kernel resets the connection, and drops unsent bytes.
+        Otherwise some could be lost: if a socket is closed with unread bytes, the kernel drops its unsent bytes.
         """
         pause = 0.0005
         while self._process == os.getpid() and unacknowledged_bytes(self._socket) and time.monotonic() < deadline:

@@ -257,9 +257,9 @@ class StreamConnection(Connection):
         return self._end_reason
 
     def _release(self) -> None:
-        """Close the sockets once no thread is inside a call on them. The kernel may reuse descriptors at once.
+        """Close the sockets once no thread is inside a call on them, because the kernel may reuse descriptors at once.
 
-        A thread inside a call wakes and leaves. An interrupted caller closes them itself afterwards.
+        Threads inside a call have `LEAVE_SECONDS` to leave it. A later one closes the sockets itself when it leaves.
         """
         if not self._send_lock.acquire(timeout=LEAVE_SECONDS):
             return

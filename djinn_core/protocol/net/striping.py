@@ -139,7 +139,7 @@ class StripingConnection(StreamConnection):
                 raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
 
     def accept_parallel(self, find: Callable[[bytes], Sequence[StripingConnection]]) -> None:
-        """Allow the other end to name parallel connections. `find` returns the connections of a group, once."""
+        """Allow the other end to name parallel connections. `find` removes and returns a group's connections."""
         self._find_parallel = find
         self._decoder.takes_striped = True
 

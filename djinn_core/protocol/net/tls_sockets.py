@@ -197,10 +197,10 @@ class TlsSocket:
     def _flush(self, wait: bool = True, flags: int = 0) -> bool:
         """Send finished records. Return True if all are sent.
 
-        Without `wait`, do not wait for a thread that is flushing: it sends these records, too.
+        Without `wait` or with `flags`, return False if another thread is flushing: it sends these records, too.
 
-        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The unsent
-        records are sent before later records.
+        Return False as well if the other end does not read, and an interrupt is pending or `flags` has `DONTWAIT`. Then
+        the unsent records are sent before later records.
         """
         while self._outgoing.pending or self._unsent:
             if not self._order.acquire(blocking=wait and not flags):

@@ -36,7 +36,7 @@ class DataKinds:
         return frozenset(kind for kind, flag in OF_KIND.items() if bits & flag)
 
     def meet(self, sources: Sequence[int]) -> bool:
-        """Return True if several kinds of data reach these sources in total, and none of them is reached by several."""
+        """Return True if several kinds of data reach these sources in total, but at most one reaches each source."""
         all_bits = 0
         for source in sources:
             bits = self._bits(source)
@@ -64,7 +64,7 @@ def data_kinds(graph: Graph) -> DataKinds:
 
 
 def modalities_in(graph: Graph, lineage: list[int]) -> tuple[Modality, ...]:
-    """Return `DataKinds.modalities`. If `data_kinds` was not called yet, compute it from the lineage of the nodes."""
+    """Return the kind of data of each node: as `data_kinds` found it, or else computed from the nodes' `lineage`."""
     modalities = _kinds_by_flow.get(graph.flow)
     return modalities.modalities if modalities is not None else modalities_of(graph, lineage)
 

@@ -31,7 +31,7 @@ def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResiden
 
 
 def data_lineage(graph: Graph, inputs: Inputs) -> tuple[list[int], list[int]]:
-    """Return the lineage of each node restricted to kinds of data, and the bits of the inputs."""
+    """Return the `Lineage` bits of each node, and of each input. Only bits for kinds of data are set."""
     input_bits = [int(OF_KIND[inputs.kinds[v]]) if v in inputs.kinds else 0 for v in graph.inputs]
     return _propagated_bits(
         graph, input_bits, {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}

@@ -48,10 +48,10 @@ def image_decoder_start(graph: Graph) -> int:
 
 
 def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
-    """Return the layer that computes the latent, with the fewest elements per sample.
+    """Return the layer that computes the latent: the candidate with the fewest elements per sample.
 
-    Candidates are the convolutions with the smallest images that another convolution reads directly. Without such
-    convolutions, all with the smallest images are candidates, and linear layers after them.
+    Candidates are the convolutions with the smallest images whose results another convolution reads directly. If there
+    are none, candidates are all convolutions with the smallest images, and the linear layers behind them.
     """
     smallest = min(sizes)
     narrow = [i for i, size in enumerate(sizes) if size == smallest]
@@ -92,7 +92,10 @@ def _decoder_start(graph: Graph, latent: Node) -> int:
 
 
 def _depends_only_through(graph: Graph, latent: Node, start: int, ends: tuple[int, int]) -> bool:
-    """Return True if the image at `ends[1]` depends on the image at `ends[0]` only through `latent`."""
+    """Return True if the image at node `ends[1]` depends on the image at node `ends[0]` only through `latent`.
+
+    `start`: id of the first node of the decoder.
+    """
     sources, seen = graph.flow.sources, bytearray(len(graph.nodes))
     seen[ends[0]] = 1
     for n in range(ends[0] + 1, start):
@@ -200,10 +203,7 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
 
 
 def _with_neighbours(modalities: Sequence[Modality]) -> list[Modality]:
-    """Return the modality of each node.
-
-    A node without a modality gets the modality of the next node that has one.
-    """
+    """Return the modality of each node. A node without one gets the modality of the next node that has one."""
     neighbours, after = list(modalities), Modality.UNKNOWN
     for node in range(len(neighbours) - 1, -1, -1):
         if neighbours[node] is Modality.UNKNOWN:

@@ -140,7 +140,7 @@ def _is_buffer(graph: Graph, value: int) -> bool:
 
 
 def _appended_storages(graph: Graph, inputs: Inputs, outliving: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield each existing storage that computed values are appended to, and the storage of the kept result."""
+    """Yield storages (input, result) of each `cat` that appends computed values to an input, if the result is kept."""
     flow = graph.flow
     for i in graph.by_op.get("cat", ()):
         first, *appended_sources = flow.sources[i] or (0,)

@@ -141,9 +141,9 @@ def _phase_after_step(graph: Graph, nodes: range, optimized: bool) -> ExecutionP
 
 
 def _end_of_accumulation(graph: Graph, derived: bytearray, last: int, end: int) -> int:
-    """Return the last of the consecutive nodes after `last` that view or accumulate gradients.
+    """Return the last of the views, copies and sums of gradients that directly follow node `last`, before node `end`.
 
-    Gradients of a weight that is used twice are accumulated.
+    Return `last` if there are none. Sums occur if a weight is used twice. `derived`: nodes that derive from a gradient.
     """
     flow, outputs = graph.flow, set(graph.outputs)
     while last + 1 < end:

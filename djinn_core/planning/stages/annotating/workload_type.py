@@ -32,10 +32,10 @@ _FLAT = 3  # dimensions of the weight of a one-dimensional convolution
 
 
 def measurement_patch_layer(graph: Graph, inputs: Inputs) -> int | None:
-    """Return the id of a linear layer that reads float inputs, stacked or cut into patches; None if no layer does.
+    """Return the id of a linear layer that reads measurements, stacked or cut into patches; None if no layer does.
 
-    Such inputs are measurements: they have fewer dimensions than the layer's operand. Hidden states of an earlier
-    program have equally many.
+    Measurements are float inputs with fewer dimensions than the layer's operand. An input with equally many dimensions
+    may be hidden states of an earlier program.
     """
     for operation in ("linear", "addmm"):
         for i in graph.by_op.get(operation, ()):
@@ -199,7 +199,7 @@ def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
 def time_embedding(graph: Graph) -> int | None:
     """Return the id of the node at which a diffusion timestep becomes sinusoids, or None.
 
-    Two layers convert the sinusoids to one vector per sample.
+    It is recognised by two layers behind it, which convert the sinusoids to one vector per sample.
     """
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
