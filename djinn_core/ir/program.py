@@ -79,8 +79,8 @@ class Call(ShortRepr):
         changes: operands whose own metadata the op changes, with the new metadata.
         nbytes: size in bytes of the storage of each result (0 if the result has no storage of its own).
         kind: equal for calls that differ in sizes and scalars only; part of the key of plans.
-        refused: True if PyTorch rejects the op on the client and the executor is asked; `results` are meaningless in
-            this case.
+        refused: True if PyTorch rejects the op on the client, so the executor is asked. Then `results` mean nothing.
+        sequence: True if the op returns a list or tuple of results.
         slots: scalars, for a call that is cached by all of its arguments; otherwise None.
         cached_outcome: cached `outcome`, for a call that has recurred.
         sequence: True if the op returns a list.

@@ -71,7 +71,7 @@ class Draft:
         )
 
     def with_all_results(self, result: PipelineResult, plugins: Plugins) -> PipelineResult:
-        """Return `result` with outcomes of all optimizations, also of finished ones and of those excluded by `exact`."""
+        """Return `result` with the outcome of each optimization, also of finished ones and those `exact` excludes."""
         plan = result.plan
         if plan is None:
             return result

@@ -104,7 +104,7 @@ class ExecutorStarter(Protocol):
             settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can
                 import.
             engines: engines of plugins (`ExecutorEngine`), of which `settings.engine` may name one.
-            joining: first number and count, for executors that join a session.
+            joining: number of the first executor, and count, if the executors join a session; otherwise None.
             unused_seconds: seconds without a session after which an executor ends; 0 for no limit.
 
         Raises:

@@ -99,7 +99,7 @@ class PluginLoader:
         Args:
             selection: disabled plugins, whether a failure is an error, and values of plugins' settings.
             kinds: names of the kinds whose hooks are called in this process.
-            reserved_names: reserved names, by kind and name.
+            reserved_names: (kind, name) of objects that plugins may not register, with the owner of each name.
             started: True if the parent process warns of failures that both processes see.
             libraries: True if integrations are loaded although the program has not imported their libraries.
         """

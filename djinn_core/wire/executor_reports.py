@@ -46,7 +46,7 @@ class ExecutorMetrics(msgspec.Struct, frozen=True):
 
 
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
-    """Reply to the order `ReportSessions`: running sessions, requests by model, and the latest log lines.
+    """Reply to the order `ReportSessions`, whose `number` it repeats: sessions, requests by model, latest log lines.
 
     Attributes:
         tokens: ids of the tokens with which sessions were opened.

@@ -97,7 +97,7 @@ class PeerAttached(Message, frozen=True):
 
 
 class TransferAck(Message, frozen=True):
-    """Acknowledge transfers. The sender may drop them. If sessions are journaled, the transfers are journaled already.
+    """Acknowledge the transfers up to number `transfers`: the sender may drop them. A journal, if any, has them.
 
     Attributes:
         wants_bytes: True if the exported memory of the next transfer could not be opened. The sender then sends the bytes.

@@ -306,7 +306,7 @@ def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tu
 
 
 def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return a convolution group as a product: (positions, output channels, elements of the kernel for each position)."""
+    """Return a convolution as products: (groups, positions, output channels of a group, kernel elements per output)."""
     backward, options = "backward" in node.operation, arguments(node)
     operand, weight = shapes[1:3] if backward else shapes[:2]
     result_shape = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape

@@ -319,7 +319,7 @@ class ReliableConnection(ReconnectingConnection):
         return list(self._early)
 
     def _receive_next(self, timeout: float | None) -> Frame | None:
-        """Return the next frame, or None after a note, a repeated frame, or a change of the connection."""
+        """Return the next frame, or None after a note, a frame out of order, or a change of the connection."""
         inner = self._inner
         if self._closed:
             raise TransportError(self._closed)
@@ -330,7 +330,7 @@ class ReliableConnection(ReconnectingConnection):
             return None
 
     def _receive_frame(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """Return the next frame of `inner`, or None after a note or a frame out of order."""
+        """Return the next frame of `inner`; None after a note or a frame out of order, or if `inner` was replaced."""
         try:
             frame = inner.receive(timeout)
             head = frame.head[PREFIX_BYTES:]

@@ -22,8 +22,8 @@ def residency_of_inputs(
 ) -> dict[int, DataResidency]:
     """Return the residency of the graph's inputs.
 
-    A graph does not say which inputs are parameters. A value in a parameter position of a layer or norm is a weight. In training,
-    any other input that the optimizer writes in place is optimizer state.
+    An input that the optimizer writes is a weight if a forward or backward pass reads it, else optimizer state. Any
+    other value in a parameter position of a layer or norm is a weight. A residency in `_CARRIED` that is known remains.
     """
     written_storages = _written_by_optimizer(graph, training) if training else set()
     used_storages = _used_before_optimizer(graph, training) if training else set()

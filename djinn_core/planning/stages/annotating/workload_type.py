@@ -90,7 +90,7 @@ ALL_TIERS = frozenset(Tier)
 
 
 def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
-    """Return the most confident judgement of the requested tiers."""
+    """Return the most confident judgement of the requested tiers, or of `OPERATIONS` if these judge nothing."""
     judgements: list[Judgement] = []
     if Tier.STRUCTURE in tiers:
         judgements += judge_structure(evidence)
