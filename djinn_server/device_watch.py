@@ -82,7 +82,7 @@ class IssuedWork:
 class DeviceWatch:
     """Monitor the progress of an accelerator's work in a thread.
 
-    If a session yields the device during a submission, ops of other submissions are issued before the rest of its ops.
+    Several submissions can be in progress: if a session yields the device during one, other sessions issue theirs.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:

@@ -186,7 +186,7 @@ class Executor:
         return self._limits.denial(self._session_count, self._context.device.turns.longest_wait)
 
     def _start(self, begin: Callable[[], tuple[Iterator[Pause], Wakeup]]) -> bool:
-        """Run the session that `begin` creates, in the threads of the executor. Return True, as `serve` does."""
+        """Run the session that `begin` creates in the executor's threads. Return True: it takes over the connection."""
         try:
             pauses, wakeup = begin()
         except BaseException:
@@ -555,7 +555,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 
 
 def _end_at_once(control: Control, directory: str, reason: str) -> None:
-    """End this process without a message to clients. Journals stay for the next process."""
+    """Remove `directory`, and end this process. Clients are not told, because they would end their journals."""
     control.report(Failed(reason))
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)

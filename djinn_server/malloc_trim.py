@@ -42,7 +42,7 @@ def keep_few_arenas() -> None:
 
 
 def keep_freed_for_next_run() -> None:
-    """Let the allocator cache memory that a run has freed for the next run, until `MemoryTrimmer` acts."""
+    """Let the allocator keep memory that runs have freed, for later runs, until `MemoryTrimmer` acts."""
     memory.keep_freed(_CACHED_BYTES)
 
 

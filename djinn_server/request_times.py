@@ -137,7 +137,7 @@ class _Prefill:
 
 @attrs.define(eq=False)
 class _Generation:
-    """A generation with its first token. `last`: time of its latest answer. `steps`: decode steps since then."""
+    """A generation after its first token. `last`: time of its latest answer. `steps`: decode steps since then."""
 
     times: ModelTimes
     last: float

@@ -226,7 +226,7 @@ class ExecutorSession:
 
     @property
     def brief_use(self) -> float | None:
-        """Return the value of `MessageHandlers.brief_use`; None if turns are long or a speculative run is pending."""
+        """Return the session's device seconds so far; None if its turns are long or a speculative run is pending."""
         is_brief = self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
         return self._turn.used_seconds if is_brief else None
 
@@ -236,7 +236,7 @@ class ExecutorSession:
             self._usage.count("journal_snapshots")
 
     def idle_deadline(self) -> float | None:
-        """Evict the idle session's values if it is time, as `MessageHandlers.idle_deadline` does."""
+        """Move the idle session's values off the device if it is time. Return the time of the next move, if any."""
         return self._idle.deadline()
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
@@ -361,7 +361,7 @@ class ExecutorSession:
         return None if self._uploads.promised else self._state_without(())
 
     def _local_state(self) -> StateParts | None:
-        """Return the state for a recovery here, with files for unmodified weights; None if not serializable now."""
+        """Return the state for a recovery here; None if not serializable now. It refers to files of unmodified weights."""
         self._context.threads.promote_follower()
         stored_weights = self._reads.shares.unmodified()
         versions = {origin.key.version for _, _, origin in stored_weights}

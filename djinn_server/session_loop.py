@@ -185,7 +185,7 @@ class SessionLoop:
         """Return the next frame.
 
         Raises:
-            TimeoutError: no frame arrives in time, or the session offers its thread to other sessions.
+            TimeoutError: no frame arrives in time, or the session should leave its thread to other sessions.
         """
         if self.machine.current is not None:
             self._threads.promote_follower()

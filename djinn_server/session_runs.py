@@ -127,7 +127,7 @@ class SessionRuns:
         return self._device.arbiter.call_strategy(joint.strategy, partial(joint.offer.join, submission))
 
     def after_turn(self, bound: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
-        """Call `JointRun.ended` after a turn, and return its result. `seconds`: the turn's device time."""
+        """Pass a turn's device `seconds` to `pending`. Return the start of its joint run, or None if it ran alone."""
         joint = None if bound is None else bound.joint
         return (
             None
@@ -235,7 +235,7 @@ class SessionRuns:
     def _by_arbiter(
         self, bound: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
-        """Run a submission as the arbiter decides, but op by op with a memory guard or with timed ops."""
+        """Run a submission as the arbiter decides; but op by op if it has a memory guard, or if its ops are timed."""
         choice = self._choice(bound)
         growth = self._growth(bound, choice)
         keep_growing = choice is not None and not choice.caches and not self._exact
@@ -284,7 +284,7 @@ class SessionRuns:
         return self.numeric_settings is None or self.numeric_settings.exact
 
     def pause(self, random: bool, *works: RunRequest) -> Steps:
-        """Yield the device in the middle of runs. `random`: True if the runs draw random numbers."""
+        """Yield the device in the middle of the runs of `works`. `random`: True if the runs draw random numbers."""
         began = time.perf_counter()
         self._device.randomness.give_back()
         yield

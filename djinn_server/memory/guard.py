@@ -157,7 +157,7 @@ class MemoryGuard:
         self._ledger.note(resident)
 
     def _begin(self, env: Environment) -> None:
-        """Count the values before the first step. Releasing an input that the run does not consume frees no memory."""
+        """Count the values before the first step. The session keeps unconsumed inputs: releasing them frees nothing."""
         self._has_begun = True
         for place in range(self._lifetimes.first_input, len(env)):
             if has_memory(value := env[place]):

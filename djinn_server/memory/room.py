@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class RoomReport:
-    """Reports to the client of one session: at most one per second, and always after a failed allocation.
+    """Makes reports of usable memory to a client: at most one per second, and always after a failed allocation.
 
     Attributes:
         next: time (`clock`) before which only a failed allocation triggers a report.

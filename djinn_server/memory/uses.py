@@ -73,7 +73,7 @@ class UseHistory:
         self._oldest_clock = 0  # last use of storages without a recorded use
 
     def add(self, run: PastRun) -> None:
-        """Add a run that begins. Its uses are added on demand, because most runs stay far below the limit."""
+        """Add a run that begins. `catch_up` adds its uses, because most runs stay far below the limit and need none."""
         if len(self._runs) == PAST_RUNS:
             self._oldest_clock = self._runs[0].start_clock
         self._runs.append(run)

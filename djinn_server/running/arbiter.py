@@ -59,7 +59,7 @@ class TrialLimits:
     Attributes:
         equal_runs: number of runs whose results must equal those of the ops before runs are timed.
         max_timed: number of timed runs of the offer after which the trial is decided. The ops are timed as often.
-        min_timed: number of timed runs that decide the trial if all runs of the offer are faster than all of the ops.
+        min_timed: number of timed runs that decide the trial if each run of the offer is faster than each run op by op.
         max_ratio: an offer is used if its time, divided by the time op by op, is at most this ratio.
         max_fruitless: consecutive runs without a replacement after which an offer is not used.
     """
@@ -224,7 +224,7 @@ class TemplateChoice:
         self.report_decision(candidate, reason)
 
     def report_decision(self, candidate: Candidate, reason: str = "") -> None:
-        """Tell an offer the result of its trial."""
+        """Tell an offer the result of its trial. `reason`: why it is not used; empty if it is."""
         used = candidate.used is True
         self._call_offer(candidate, lambda: candidate.offer.decided(candidate.ratio, used=used, reason=reason))
 
@@ -345,11 +345,11 @@ class ServedRun(StrategyRun):
         self.replaced = True
 
     def digest(self, nbytes: int) -> bytes | None:
-        """Return the key of the run, as `StrategyRun.digest` does."""
+        """Return the run's cache key, as `StrategyRun.digest` does. `nbytes`: bytes of operands that may be read."""
         return None if self.cacheable is None else self.cacheable.digest(nbytes)
 
     def results(self) -> RunResults | None:
-        """Return the results, as `StrategyRun.results` does."""
+        """Return the results of the cacheable ops, as `StrategyRun.results` does."""
         return None if self.cacheable is None else self.cacheable.results()
 
     def reuse(self, results: RunResults) -> bool:

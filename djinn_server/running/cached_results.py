@@ -301,7 +301,7 @@ class CacheableRun:
         return True
 
     def digest(self, nbytes: int) -> bytes | None:
-        """Return the key of the run, as `StrategyRun.digest` does."""
+        """Return the run's cache key, as `StrategyRun.digest` does. `nbytes`: bytes of operands that may be read."""
         draws_numbers = any(self._run.env[place] != 0 for place in self.ops.draw_slots)
         if self._digest is None and self._run.is_unobserved and not draws_numbers:  # otherwise inputs may be evicted
             allowance = ReadAllowance(nbytes)

@@ -50,7 +50,7 @@ class BindingRelation(msgspec.Struct):
         positions: positions of the inputs that differ from the template's last run.
         sources: earlier output from which each of these inputs comes; None if it is no output of a recent submission.
         slots: latest changes of slots.
-        increments: last increment of each changed slot; None if the last changes are not increments of equal slots.
+        increments: last increment of each changed slot; None if different slots changed, or a non-integer.
         hits: number of successive submissions for which the relation was right.
         changes: number of times that the relation changed.
     """
@@ -155,7 +155,7 @@ class SubmissionPredictor:
             self._begin_step(step, 1 + repetitions)
 
     def _repetitions(self, step: int) -> int:
-        """Return how many of the last submissions, without a gap, have the template of the submission `step` earlier."""
+        """Return how many successive submissions, up to the latest, have the template of the one `step` earlier."""
         past = self._past
         for distance in range(1, len(past) - step + 1):
             if past[-distance].digest != past[-distance - step].digest:
@@ -209,7 +209,7 @@ class SubmissionPredictor:
         return ExpectedSubmission(submission.digest, relation, submission.seconds, submission.awaited)
 
     def output(self, source: Source) -> int:
-        """Return the handle of an output of an earlier submission."""
+        """Return the handle of an output of an earlier submission. `source`: its distance, and the output's number."""
         distance, number = source
         return self._past[-distance].outputs[number]
 

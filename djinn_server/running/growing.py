@@ -52,7 +52,7 @@ class Growth:
     _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
 
     def native(self, constants: Sequence[Any], slots: int, values: int) -> NativeReplay | None:
-        """Count a run. Return the native program of `steps`, as `ReplayState.native` does."""
+        """Count a run. Return the native program of `steps`. Parameters and None are as in `ReplayState.native`."""
         return self._replay.native(self.steps, constants, slots, values)
 
     def undo(self, inputs: Sequence[torch.Tensor], env: Environment) -> None:

@@ -224,7 +224,7 @@ class ReplayState:
     def native(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int
     ) -> NativeReplay | None:
-        """Count a run, and return the native program of the template.
+        """Count a run, and return the native program of the template. The parameters are those of `NativeReplay`.
 
         Return None if the template is new, if the library is not loaded, or if it would run too few steps.
         """

@@ -42,7 +42,7 @@ def own_operators(
         runtime: makes random generators on the device.
         timer: the device's clock.
         randomness: the device's random state.
-        libraries: implementations of plugins. If no library implements `LAYOUT_CALL`, it raises UnsupportedOperation.
+        libraries: implementations of plugins. Without one for `LAYOUT_CALL`, this op raises UnsupportedOperation.
     """
     marks = _DeviceEvents(timer)
     return {

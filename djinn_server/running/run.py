@@ -502,9 +502,9 @@ def _advance_guarded(
 def _make_resizable(
     step: CompiledStep, stop: FailedStep, env: Environment, values: ValueTable, sharing: MemorySharing
 ) -> bool:
-    """Move operands that `step` could not resize to memory of PyTorch's allocator. Such operands are uploads.
+    """Copy operands that `step` could not resize, which are uploads, into memory of PyTorch's allocator.
 
-    Return False if the step failed for another reason. If the move lacks memory, its error becomes the step's error.
+    Return False if the step failed for another reason, or if memory is short. The shortage then becomes its error.
     """
     if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
         return False
@@ -525,7 +525,7 @@ def _make_resizable(
 
 
 def _copy_to_new_memory(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> None:
-    """Move the tensors among `values` that view `storage` to one copy of the storage. `memory`: as `memory_of`."""
+    """Copy a storage, and let all tensors among `values` that view it view the copy. `memory`: their `memory_of`."""
     tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and memory_of(v) == memory}
     metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
     copy = storage.clone()

@@ -23,7 +23,7 @@ HaltFlag = ctypes.c_int  # has an address, so that the library can read it betwe
 class Progress:
     """The number of the op that a session issues, for a device watch in another thread.
 
-    The Python loop iterates over `over`, whose position is read at no cost. The native library writes numbers to `cell`.
+    The Python loop iterates over `over`, whose position `step` reads. The native library writes numbers to `cell`.
 
     Attributes:
         paused: True while the session has yielded the device.

@@ -112,7 +112,7 @@ class PrefixInputs:
     def shared_rows(
         self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
     ) -> Extent | None:
-        """Return the rows of both runs. The first rows, for which all integer inputs are equal, are shared.
+        """Return the numbers of rows of both runs, and of the leading rows in which all integer inputs are equal.
 
         Return None if the settings or other inputs differ, if all inputs are equal, or if the shapes do not fit. The
         parameters are those of the later run. Rows are entries of an integer input's last dimension.
@@ -467,7 +467,7 @@ def _expand(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
 
 
 def _slice(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
-    """Return a slice of another dimension, of all rows, or of some of the last rows."""
+    """Return a slice along another dimension than the rows, or a slice of all rows or of computed rows only."""
     rows, dim = _rows_of(arguments["self"]), arguments["dim"] % _rows_of(arguments["self"]).tail.dim()
     if dim != rows.axis:
         bounds = [[arguments[name] for name in ("dim", "start", "end", "step")] for arguments in (arguments, before)]

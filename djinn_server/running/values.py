@@ -29,7 +29,7 @@ class Poison:
     memory: torch.Tensor | None = None
 
     def tensor_at(self, address: int) -> torch.Tensor | Poison:
-        """Return the original tensor if its memory is at `address`, else this poison."""
+        """Return the half-written tensor (`memory`) if its memory is at `address`, else this poison."""
         return self.memory if self.memory is not None and address_of(self.memory) == address else self
 
 
@@ -62,7 +62,7 @@ def memory_of(value: object) -> int:
 
 
 def strided(value: object) -> torch.Tensor | None:
-    """Return a value that is a strided tensor, or the strided tensor of poison. Return None for all other values."""
+    """Return a value if it is a strided tensor. For poison, return `Poison.memory` if that is one. Else return None."""
     if isinstance(value, Poison):
         value = value.memory
     return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None

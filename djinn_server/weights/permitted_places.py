@@ -29,7 +29,7 @@ def ignore_progress(bytes_done: int, bytes_expected: int) -> None:
 def open_permitted(
     source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload | None = ignore_progress
 ) -> Sequence[WeightFile]:
-    """Return the weight files of an address, from the first permitted place at which there are some.
+    """Return the weight files of an address, from its first permitted place (local path or URL) that has some.
 
     `report`: receives the progress of a download; None: only local places are opened.
 

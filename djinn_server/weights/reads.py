@@ -55,7 +55,7 @@ class WeightReads:
     Attributes:
         reading: running and queued reads, by handle.
         shares: storages of the session that other sessions may share.
-        journal: the session's journal, which is closed if the session has none.
+        journal: the session's journal; a closed one, which logs nothing, if it has none.
     """
 
     def __init__(

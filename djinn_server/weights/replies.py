@@ -131,7 +131,7 @@ def answer_opening(
 ) -> Iterator[Wait]:
     """Send the tensors at an address, or the progress of its opening after `request.patience` seconds.
 
-    The iterator yields waits. A recovered session sends the logged kind of reply. `wakeup`: called when the opening ends.
+    Yield waits. A recovered session repeats the kind of reply in its log. `wakeup`: called when the opening ends.
     """
     opening = weights.openings.of(request.address)
     opening.future.add_done_callback(lambda _: wakeup())

@@ -129,9 +129,9 @@ class SessionShares:
         return unmodified
 
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
-        """Copy shared memory that a run may write, and add outputs that may alias shared memory.
+        """Copy shared memory that a run may write. Count outputs as shared if they may alias shared memory.
 
-        `inputs`, `outputs`: handles of the run.
+        `inputs`, `outputs`: handles of the run. The storages of inputs that it may write lose their names.
 
         Raises:
             RuntimeError, OSError: a copy cannot be made. No value was changed.

@@ -44,7 +44,7 @@ class UploadAssembly:
 
     Attributes:
         wanted: digests by handle of offered blobs that the client must upload, because the executor lacks them.
-        journal: the session's journal, which is closed if the session has none.
+        journal: the session's journal; a closed one, which logs nothing, if it has none.
         names: names of storages, as in `SessionShares`.
         reading: handles of pending weight reads.
         reading_bytes: bytes of the started reads.
