@@ -103,7 +103,7 @@ class ModelTimes:
             own_durations.include(other_durations)
 
     def figures(self, model: str) -> ServingFigures:
-        """Return the present counts, and the medians and 99th percentiles. `model`: name in the figures."""
+        """Return counts, and medians and 99th percentiles of the durations, so far. `model`: name in the figures."""
         tokens = self.tokens.histogram.count + self.first_tokens.histogram.count
         return ServingFigures(model, self.requests, tokens, *[durations.latency() for durations in self._durations()])
 
@@ -179,7 +179,7 @@ class RequestTimes:
         self._begin(None)
 
     def _begin(self, prefill: float | None) -> None:
-        """End the generation. `prefill`: arrival of a prefill that may begin the next generation, or None."""
+        """End the generation, or count answers since a prefill without one. `prefill`: arrival of a new one, or None."""
         self._generation = None
         if self._prefill is not None:
             if prefill is not None and not self._prefill.answers:

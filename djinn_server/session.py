@@ -361,7 +361,7 @@ class ExecutorSession:
         return None if self._uploads.promised else self._state_without(())
 
     def _local_state(self) -> StateParts | None:
-        """Return the state for a recovery here; None if not serializable now. It refers to files of unmodified weights."""
+        """Return the state for a recovery here; None if not serializable now. Unmodified weights stay in files."""
         self._context.threads.promote_follower()
         stored_weights = self._reads.shares.unmodified()
         versions = {origin.key.version for _, _, origin in stored_weights}
@@ -481,7 +481,7 @@ class ExecutorSession:
         self._answer(turn, self.device.turns.take_seconds(self._turn), connection, connection.send)
 
     def _lane_group(self, turn: DeviceTurn, connection: ExecutorChannel) -> LaneGroup | None:
-        """Return a group with this submission if the next submission joins it or probably will; otherwise None."""
+        """Return a group that begins with this submission, or None if the next one cannot join or probably will not."""
         if turn.bound is None or (access := self._runs.access(turn.bound, turn.work)) is None:
             return None
         group = LaneGroup(self.device, self._runs, self.values.lock)

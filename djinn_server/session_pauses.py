@@ -27,7 +27,7 @@ class Pause:
         until: end of the pause (`time.monotonic`); None: no end.
         connection: connection whose next frame ends the pause; None: no frame does.
         lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
-        used: as `MessageHandlers.brief_use` when the session paused; None if the session was not waiting for a message.
+        used: result of `MessageHandlers.brief_use` at the pause; None if the session does not wait for a message.
     """
 
     until: float | None = None

@@ -86,7 +86,7 @@ class SessionRuns:
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
         """Return the object that runs predicted submissions, or None if this executor runs nothing ahead.
 
-        Nothing runs ahead with joint runs, simulated time or eviction, nor on accelerators, where this is untested.
+        Nothing runs ahead with a limit of 0 bytes, joint runs, simulated time, eviction, or an (untested) accelerator.
         """
         limit = self._ahead_bytes
         if not limit or not self._grows:
@@ -110,7 +110,7 @@ class SessionRuns:
     def joinable(self, bound: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
         """Return the submission as a run that other sessions may join, or None if it must run alone.
 
-        `timed`: True if each op is timed.
+        `joint`: the offer that runs the sessions together. `timed`: True if each op is timed.
         """
         settings = self.numeric_settings
         if not (self._turn.group or self._device.turns.busy) or settings is None or settings.exact:

@@ -219,7 +219,7 @@ class Ledger:
 
     @property
     def unguarded_bytes(self) -> int:
-        """Bytes up to which programs run without a guard. The allocator may cache the remaining bytes."""
+        """Bytes up to which programs run without a guard. The rest of the budget is left to the allocator's cache."""
         return int(UNGUARDED_SHARE * self.budget)
 
     @property

@@ -135,7 +135,7 @@ def bind_copy(bound: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplat
     """Return a copy of a template's last bindings with a submission's changes, and the submission's work.
 
     Return None if the submission brings first bindings instead of changes, is refused or invalid, or names an unknown
-    template. `bound`: template of the submission; None if the submission names no template or an unknown one.
+    template. `bound`: its template; None if it names an unknown one or none. If it names none, the copy is None, too.
     """
     work = unpack(submit)
     if submit.refused or submit.first is not None or work.unreadable:

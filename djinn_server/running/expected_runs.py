@@ -149,7 +149,7 @@ class SubmissionPredictor:
             self._begin_step(step, 1 + self._repetitions(step))
 
     def _find_shorter_step(self, digest: bytes) -> None:
-        """Search for a shorter step, such as the step of an inner loop."""
+        """Search for a shorter step, such as that of an inner loop. `digest`: template of the new submission."""
         step = self._submission_count + 1 - self._latest[digest]
         if step < self._step and (repetitions := self._repetitions(step)) >= step:
             self._begin_step(step, 1 + repetitions)

@@ -97,7 +97,7 @@ class MemorySharing:
     def poison_from(self, first: int, failure: Failure) -> None:
         """Poison results and written operands of all steps from number `first` on, which did not run.
 
-        A view that a skipped step would have made does not exist. A write through this view poisons the base of the view.
+        A view that a skipped step would have made does not exist. So a write to it poisons its base instead.
         """
         poison, addresses, env = Poison(failure), dict[int, int](), self._env
         for step in self._steps[first:]:

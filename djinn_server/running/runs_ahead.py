@@ -312,7 +312,7 @@ class RunsAhead:
         return run
 
     def _may_run(self, bound: BoundTemplate) -> int:
-        """Return the number of leading instructions that may run ahead, according to the schemas of PyTorch.
+        """Return the number of leading PyTorch ops that may run ahead: they neither write inputs nor reallocate.
 
         Return 0 if the template's run strategy must see each submission.
         """

@@ -197,7 +197,7 @@ class WeightReads:
         return nullcontext() if self._ledger is None else self._ledger.lock
 
     def _find(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
-        """Create a value over bytes that another session has read. Evicted bytes are restored.
+        """Create a value over bytes that another session has read. If evicted bytes cannot be restored, it is poison.
 
         Return False if no session has the bytes.
         """
