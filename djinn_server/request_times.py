@@ -179,7 +179,7 @@ class RequestTimes:
         self._begin(None)
 
     def _begin(self, prefill: float | None) -> None:
-        """End the generation, or count answers since a prefill without one. `prefill`: arrival of a new one, or None."""
+        """End the generation, or count answers since a prefill without one. `prefill`: arrival of the next, or None."""
         self._generation = None
         if self._prefill is not None:
             if prefill is not None and not self._prefill.answers:
