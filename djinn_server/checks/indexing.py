@@ -23,7 +23,7 @@ def embedding_backward(a: Arguments) -> None:
 
 
 def bag(a: Arguments) -> None:
-    """Check the indices and bags in the backward pass of an embedding bag."""
+    """Check the backward pass of an embedding bag: indices are existing rows, and each index is in an existing bag."""
     rows = a.num_weights if a.num_weights is not None else a.weight.shape[0]
     a.require(a.grad.dim() == 2 and a.indices.dim() == 1, "grad must have two dimensions, and indices one")
     a.require(
@@ -125,7 +125,7 @@ def _sequences(a: Arguments) -> tuple[int, int, int]:
 
 
 def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
-    """Return the lengths in a tensor or list as numbers, or None if the tensor is not on the CPU."""
+    """Check and return `batch` lengths in a tensor or list. Return None, unchecked, if the tensor is not on the CPU."""
     lengths = a.__getattr__(name)
     if isinstance(lengths, torch.Tensor):
         if lengths.device.type != "cpu":

@@ -129,7 +129,7 @@ def unfold_backward(a: Arguments) -> None:
 
 
 def antialiased(a: Arguments) -> None:
-    """Check that scales match the sizes of input and output."""
+    """Check that output sizes are at most the input sizes times the scales."""
     sizes = a.self.shape if a.self is not None else a.input_size
     for dim, scale in ((-2, a.scales_h), (-1, a.scales_w)):
         if scale is not None and a.output_size is not None:
@@ -156,7 +156,7 @@ def zeros_like_feature(a: Arguments) -> None:
 
 
 def attention_projection(a: Arguments) -> None:
-    """Check that the number of heads divides the projected width."""
+    """Check that three times the number of heads divides the width of `qkv`."""
     heads, width = a.num_heads, a.qkv_bias.numel()
     a.require(
         a.qkv.dim() == 3 and a.qkv_bias.dim() == 1 and width == a.qkv.shape[2],

@@ -44,7 +44,7 @@ def _same_planes(a: Arguments, n: int) -> None:
 
 
 def padded(n: int, reflected: bool) -> Rule:
-    """Return a rule: `grad_output` has the shape of `self`, padded in `n` dimensions. `reflected`: kind of padding."""
+    """Return a rule: `grad_output` has the shape of `self` padded in `n` dimensions. `reflected`: padding < size."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
@@ -124,7 +124,7 @@ def _check_dense(a: Arguments, name: str) -> None:
 
 
 def recurrent(gates: int, states: int) -> Rule:
-    """Return a rule: the number of weights fits layers and directions. `gates`: of a cell. `states`: tensors in `hx`."""
+    """Return a rule: `params` has the tensors of all layers. `gates`: gates of a cell. `states`: tensors in `hx`."""
 
     def rule(a: Arguments) -> None:
         a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")

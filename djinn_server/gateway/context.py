@@ -35,7 +35,7 @@ _COMPARED: Final = 32  # latest events that a refusal is compared with
 
 @attrs.define
 class GatewayCounters(Observer):
-    """Count refusals by kind and admissions by tenant since the gateway started, for `/metrics`.
+    """Count connections, relays, refusals by kind and admissions by tenant since the gateway started, for `/metrics`.
 
     Attributes:
         assignments: the same object as `Assigner.counts`, which counts assignments.
@@ -68,7 +68,7 @@ class GatewayCounters(Observer):
 
 @attrs.frozen
 class _StoredEvent:
-    """A stored event, with the fields that users see. `times`: number of events that are equal except for time."""
+    """A stored event, with the fields that users see. `times`: number of equal refusals that it stands for."""
 
     seconds: float = attrs.field(eq=False)
     name: str
@@ -91,7 +91,7 @@ def _fact_text(name: str, value: object) -> str:
 
 
 class RecentEvents(Observer):
-    """Store the latest refusals, deaths of executors and ends of sessions, for `djinn status` and dashboards."""
+    """Store the latest refusals, deaths and restarts of executors, and killed sessions, for `djinn status`."""
 
     name = "recent"
     events = _STORED_NAMES
@@ -101,7 +101,7 @@ class RecentEvents(Observer):
         self._lock = threading.Lock()
 
     def observe(self, event: Event) -> None:
-        """Store an event. Equal events, such as refusals of a client that retries, become one event with a count."""
+        """Store an event. A refusal that equals a recent one, as of a client that retries, only increases its count."""
         if event.name not in _STORED_NAMES:
             return
         facts = {

@@ -319,7 +319,7 @@ class _Stop(BaseException):
 def _signals_stop(signals: list[str]) -> Iterator[None]:
     """Raise `_Stop` in the main thread on SIGTERM and SIGINT. Restore the previous handlers at the end.
 
-    The names of the signals are added to `signals`, because an exception in a finalizer or callback is lost.
+    Also add the signal's name to `signals`, because `_Stop` is lost if it is raised in a finalizer or callback.
     """
 
     def stop(number: int, _: FrameType | None) -> None:

@@ -112,7 +112,7 @@ class SupervisedExecutor:
         return ExecutorStatus(about, process.process_id, state, restarts=self.restarts)
 
     def is_idle(self, seconds: float) -> bool:
-        """Return True if the executor has no session, and was not restarted within `seconds`.
+        """Return True if the executor answers, has no session, and was not restarted within the last `seconds`.
 
         After a restart, clients of the dead process may still reconnect.
         """
@@ -135,7 +135,7 @@ class SupervisedExecutor:
             self.report()
 
     def _report(self) -> Sessions:
-        """Request and return a report. Update the load if the load's report is too old.
+        """Request and return a report. If the load comes from a report that is too old, update it from the new report.
 
         Raises:
             StartupError: the process does not answer.
@@ -267,7 +267,7 @@ class Pool:
     ) -> tuple[int, StartedExecutor] | Denial:
         """Return the number of the executor for a new session, and the executor; or a refusal.
 
-        The policy chooses among executors whose devices are of the same kind and name.
+        The policy chooses only among executors whose devices have the kind and name of the first suitable device.
 
         Args:
             request: the new session. This method sets its `executors`.

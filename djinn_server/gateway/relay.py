@@ -172,9 +172,9 @@ class Relays:
 def over_limits(
     unsent: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
 ) -> dict[RelayDirection, str]:
-    """Return the directions that must be closed to keep the limits, with their tenants.
+    """Return the directions to close, with their tenants: the largest direction of the largest tenant first.
 
-    The largest direction of the largest tenant comes first. `unsent`: unsent bytes by tenant and direction.
+    `unsent`: unsent bytes by tenant and direction. `each`, `together`: maximum bytes of a tenant, and of all tenants.
     """
     remaining = {tenant: dict(directions) for tenant, directions in unsent.items()}
     closing: dict[RelayDirection, str] = {}

@@ -153,7 +153,7 @@ class Tenants:
         return [(name, pool) for name, pool in self._pools_of(None) if name not in {"", tenant}]
 
     def least_load(self) -> tuple[float, int]:
-        """Return the total load of the least loaded device, and the sessions assigned to it in the last minute."""
+        """Return the load of the least loaded device by all tenants, and its number of sessions of the last minute."""
         pools = [pool for _, pool in self._pools_of(None)]
         loads = [[pool.executors[number].meter.load() for pool in pools] for number in range(len(self._configs))]
         devices = ((sum(load.busy + load.beginning for load in d), sum(load.recent for load in d)) for d in loads)
@@ -192,7 +192,7 @@ class Tenants:
             pool.close(0.0)
 
     def _evict_idlest(self) -> bool:
-        """End the executors of the tenant that has been idle longest. Return False if no tenant is idle."""
+        """End the executors of the tenant that is idle longest, but was not just admitted. Return False without one."""
         with self._lock:
             pools = [
                 (tenant, self._pools[tenant]) for tenant in sorted(self._last_used, key=self._last_used.__getitem__)
@@ -231,7 +231,7 @@ class Tenants:
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
     def _take_reserve(self, tenant: str, memory: int) -> Pool | None:
-        """Assign the reserve pool to a tenant and return it. Return None if the pool is missing or unsuitable.
+        """Assign the reserve pool to a tenant and return it. Return None if none is for it, or `memory` is not 0.
 
         Start another reserve pool if more tenants may connect. `memory`: as in `start_pool`.
         """

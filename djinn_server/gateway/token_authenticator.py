@@ -139,7 +139,7 @@ class TokenAuthenticator(Authenticator):
 
     @property
     def tenants(self) -> frozenset[str]:
-        """Tenants with a valid token."""
+        """The operator, and each tenant with a valid token. Tokens of monitors do not count."""
         return frozenset({OPERATOR, *(row.tenant for row in self._valid_rows() if not row.monitor)})
 
     def quota_of(self, tenant: str) -> Quota:

@@ -221,8 +221,8 @@ class ExecutorConfig(ExecutorOptions):
         accounts: directory of the file with the tenant's used device time; None: the time is not stored.
         state: state folder of the server, which no client may read; None: the server has no state folder.
         user: system user that runs the process and owns its folders; None: the parent's user.
-        pass_variables: names or patterns of environment variables that an executor with such a user gets in addition; `NAME@TENANT` for
-            one tenant.
+        pass_variables: names or patterns of environment variables that an executor also gets if it runs as another
+            `user`; `NAME@TENANT`: only executors of one tenant get it.
         tenants: True if clients come from a gateway; False if the executor trusts the program that started it.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: the executor ends if no session begins within this time; 0: no limit.

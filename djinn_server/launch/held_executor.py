@@ -45,10 +45,10 @@ def checked_handle(result: object, plugin: ExecutorEngine | ExecutorHandle, meth
 
 
 class HeldExecutor:
-    """An executor that an engine started outside of this machine's process control, such as on a cluster.
+    """An executor that a holder controls, which an engine started, for example on a cluster.
 
     Methods may be called from several threads. The executor ends when this object is closed or this process ends. In a
-    forked child, the methods do nothing.
+    forked child, `close` does nothing.
     """
 
     def __init__(self, handle: ExecutorHandle, *, is_replacement: bool = False) -> None:

@@ -80,7 +80,7 @@ class ExecutorProcess(LaunchedExecutor):
     """An executor process, controlled by its parent.
 
     The process ends when this object is closed or garbage-collected, or when the parent process ends. Methods may be
-    called from several threads. In a forked child, the methods do nothing.
+    called from several threads. In a forked child, `close` does nothing.
     """
 
     place = ""
@@ -352,7 +352,7 @@ def how_ended(status: int) -> str:
 
 
 def _end(process: ChildProcess, reports: int, directory: str, owner: int) -> None:
-    """End the process, if necessary by SIGKILL. Runs once, at the latest when the interpreter exits."""
+    """End the process, at last by SIGKILL, close `reports`, and remove `directory`. Only process `owner` does this."""
     if os.getpid() != owner:
         return
     if process.stdin is not None:

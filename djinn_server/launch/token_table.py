@@ -29,7 +29,7 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token in the table. Times are in seconds since 1970. `expires`: 0 for never. `monitor`: as in `create`."""
+    """A token in the table. Times are in seconds since 1970. `expires`: 0: never. `monitor`: True for status only."""
 
     id: str
     tenant: str

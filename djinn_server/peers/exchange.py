@@ -231,7 +231,7 @@ class PeerExchange:
         return ConnectPeerReply(request.peer, error="; ".join(reasons) or "the executor has no listen address")
 
     def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
-        """Restore the route of a logged connection. The client will request the connection again."""
+        """In a replay, restore the route of a logged connection. The client will ask to connect it again."""
         self.number = request.me
         if not reply.error:
             self._route(request.peer)

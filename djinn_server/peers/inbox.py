@@ -147,8 +147,8 @@ class TransferInbox:
     def receiving(self, header: TransferHeader, source: int = 0) -> Generator[None, Frame, int | None]:
         """Receive a transfer whose header has arrived. The caller sends further frames to the generator.
 
-        `source`: number of the sending executor; 0 if the client relays. Return the number of this executor's transfers
-        that were received, or None if the exported memory cannot be opened.
+        `source`: number of the sending executor; 0 if the client relays. Return the number of the latest transfer
+        received from this sender, or None if the exported memory cannot be opened.
 
         Raises:
             TransportError: the connection has ended.
@@ -215,7 +215,7 @@ class TransferInbox:
             self._changed.notify_all()
 
     def _queue(self, arrival: LoggedTransfer, items: list[Packed]) -> tuple[int, bool]:
-        """Queue and journal a transfer. Return the number of its sender's transfers, and False if it is a duplicate."""
+        """Queue and journal a transfer, except a duplicate. Return its sender's latest number, and True if queued."""
         source, number = arrival.peer, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:

@@ -252,7 +252,7 @@ class Route:
         self._note_acknowledged(acknowledged)
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        """Record that a connection broke, and let the sender reconnect or lose the route."""
+        """Record that a connection broke. Without `patience` or after too many breaks, give up; else reconnect."""
         connection.close()
         with self._changed:
             if self._connection is not connection:

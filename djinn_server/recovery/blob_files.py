@@ -171,7 +171,7 @@ class BlobFiles:
     def write_large(self, memory: Buffers, charge: Callable[[int], None]) -> dict[int, bytes]:
         """Find or write a blob file for each large buffer of a snapshot. Return the digests by position of the buffer.
 
-        Each buffer is read once. Before each new file is written, `charge` is called with the bytes of all new files.
+        No buffer is read twice. `charge`: called before each new file with the bytes of all new files up to it.
 
         Raises:
             OSError: `charge` raised it, or a file cannot be written.
@@ -294,7 +294,7 @@ def remove_contents(folder: Path) -> None:
 
 
 def read_part(folder: Path, part: BlobFrame) -> Frame:
-    """Read the frame that a journal refers to from its blob file.
+    """Read a frame from a blob file. `part`: the journal's reference to the file.
 
     Raises:
         SessionLost: the file has changed.

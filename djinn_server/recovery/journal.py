@@ -71,7 +71,7 @@ class Journal:
     Attributes:
         contents: blob files of the journal.
         past: the log of an earlier process, until a snapshot replaces it; else None.
-        is_half_full: True if the journal has reached half of its limit.
+        is_half_full: True if the records have more than half of the maximum size of the journal.
     """
 
     def __init__(
@@ -459,7 +459,7 @@ class Journal:
                 self._disk.release(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Buffers) -> None:
-        """Write a record if the journal is open. Abandon the journal if the record exceeds a limit."""
+        """Write a record if the journal is open. Abandon a journal that would exceed a limit or cannot be written."""
         with self._lock:
             if self._file < 0:
                 return

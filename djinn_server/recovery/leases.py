@@ -57,7 +57,7 @@ class Leases:
 
     @property
     def patience(self) -> float:
-        """Seconds for which other executors wait for this executor to reconnect, including a restart; 0.0: they do not."""
+        """Seconds that other executors wait for this one: the lease, plus a restart if `recoverable`; 0.0: none."""
         return self.seconds + (STARTING_SECONDS if self.recoverable else 0.0) if self.seconds else 0.0
 
     @property
@@ -113,8 +113,8 @@ class Leases:
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
         """Recover a dead executor's session from its journal. Return identity, channel, and number of received frames.
 
-        Return None if there is no journal, the session is here, or the secret is wrong. `assign` assigns the executor
-        to the tenant. It returns "", or the reason why recovery is not allowed now. Then the journal remains.
+        Return None if there is no journal, this process has the session already, or the secret is wrong. `assign`:
+        assigns the executor to the tenant and returns "", or returns why it refuses. The journal then remains.
 
         Raises:
             SessionLost: the journal is invalid, the session has ended, or its recovery crashed `TRIES` processes.

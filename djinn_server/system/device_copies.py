@@ -210,7 +210,7 @@ class DeviceCopies:
             raise
 
     def overwrite(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """Copy bytes from the host to memory of the compute stream, between earlier and later ops."""
+        """Copy bytes from the host to memory that ops use: after the ops issued so far, and before later ops."""
         self._up.wait_event(self._compute.record_event())
         self.write(target, data)
         self._compute.wait_event(self._up.record_event())
