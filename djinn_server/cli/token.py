@@ -149,7 +149,7 @@ def limit(
 
 
 def _check_known(tenant: str, table: TokenTable, path: Path) -> None:
-    """Raise `ConfigurationError` if a tenant has no token, because its name may be mistyped."""
+    """Raise `ConfigurationError` if a tenant has neither tokens nor limits, because its name may be mistyped."""
     known_tenants = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
     if tenant in known_tenants:
         return

@@ -48,7 +48,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Admission:
-    """Admit clients with valid credentials to an executor (with a ticket, and a relay if necessary) or to the status.
+    """Give clients with valid credentials a ticket and, if needed, a relay; or send the status, or end a session.
 
     Attributes:
         transports: transports that connect to executors.

@@ -292,7 +292,7 @@ def serve(
 
 
 def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
-    """Return the hosts at which the server listens. Transports for this host ignore `--host` and are left out."""
+    """Return the hosts at which the server listens. Transports for this host are at 127.0.0.1."""
     network = config.network
     if all(map(is_loopback, network.listen_at.hosts)):
         return network.listen_at.hosts  # avoids the second that loading plugins takes
@@ -335,7 +335,7 @@ def _signals_stop(signals: list[str]) -> Iterator[None]:
 
 
 def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
-    """Return the configuration of each device's executor, with a directory for the used device time of tenants."""
+    """Return the configuration of each executor, with a directory for the used device time of tenants."""
     devices: Sequence[str]
     if config.engine.name in {"", LOCAL}:
         devices = expand_all(config.devices, config.executor.plugins, config.start_timeout) or ("",)

@@ -15,7 +15,7 @@ _log = get_logger("djinn.server")
 
 
 class SessionReaper:
-    """Thread that ends sessions with invalid tokens and idle executors, and refreshes the loads of executors."""
+    """Thread that ends sessions whose token is invalid, ends idle executors, and refreshes loads of executors."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -34,7 +34,7 @@ class SessionReaper:
                 _log.exception("cannot end sessions or executors: trying again", error=repr(error))
 
     def reap(self) -> None:
-        """End all sessions with an invalid token, and all executors of idle tenants."""
+        """End sessions whose token is invalid, end executors of idle tenants, and refresh the loads of executors."""
         invalid = self._invalid(self._context.keys | self._live_keys())
         if invalid:
             for executor in self._context.tenants.executors():

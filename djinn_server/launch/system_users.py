@@ -51,7 +51,7 @@ class SystemUser:
     def environment(self, parent: Mapping[str, str], pass_variables: Iterable[str] = ()) -> dict[str, str]:
         """Return the environment variables of an executor, with this user's folders and name.
 
-        Of the variables in `parent`, those that may hold secrets are left out. `pass_variables`: as in `ExecutorConfig`.
+        Of `parent`, only well-known harmless variables and `pass_variables` (as in `ExecutorConfig`) are included.
         """
         entries = [entry.partition("@") for entry in pass_variables]
         patterns = [pattern for pattern, _, tenant in entries if tenant in {"", self.folder.name}]

@@ -55,7 +55,7 @@ _tables: msgspec.json.Decoder[TokenTable] = msgspec.json.Decoder(TokenTable)
 
 
 def digest_of(token: str) -> str:
-    """Return the digest of a token that the file stores."""
+    """Return the digest of a token. The token table stores only the digest."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -34,7 +34,7 @@ class LinkMeasurements:
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
-        """Record that a transfer of `nbytes` bytes from executor `source` took `seconds` to arrive."""
+        """Record that a transfer from executor `source` took `seconds` to arrive. Ignore a transfer of few bytes."""
         if nbytes >= MEASURABLE_BYTES:
             self.add(LinkMeasurement(source, True, nbytes, seconds))
 

@@ -166,7 +166,7 @@ def _pack_failure(handles: Sequence[int], value: Stored, executor: int) -> Packe
 def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
     """Return a copy of the bytes of a dense tensor. Later ops may write into the tensor.
 
-    `on_device`: True to copy on the device.
+    `on_device`: True to copy on the device if it has enough free bytes.
     """
     if not flat.numel():
         return memoryview(b"")

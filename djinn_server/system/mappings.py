@@ -44,7 +44,7 @@ def populate(address: int, size: int) -> None:
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Preallocate disk space for the first `size` bytes of an open file. On macOS, do nothing.
+    """Preallocate disk space for the first `size` bytes of an open file, if the system and the file system can.
 
     Raises:
         OSError: the disk is full.
