@@ -210,7 +210,7 @@ def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
 
 
 class Pool:
-    """All executors of a gateway, one for each device."""
+    """The executors that a gateway runs for one tenant, or holds in reserve for the next tenant."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ _log = get_logger("djinn.server")
 class Tenants:
     """The executors of a gateway: a pool for each connected tenant, and a reserve pool for the next tenant.
 
-    The reserve pool exists only if more tenants may connect. The next new tenant gets it permanently.
+    The reserve pool exists only if more tenants may connect. The next new tenant gets it, until that tenant is idle.
     """
 
     def __init__(

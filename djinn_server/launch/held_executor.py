@@ -45,7 +45,7 @@ def checked_handle(result: object, plugin: ExecutorEngine | ExecutorHandle, meth
 
 
 class HeldExecutor:
-    """An executor that a holder controls, which an engine started, for example on a cluster.
+    """An executor whose parent process is a holder that an engine started, for example on a cluster.
 
     Methods may be called from several threads. The executor ends when this object is closed or this process ends. In a
     forked child, `close` does nothing.

@@ -39,7 +39,7 @@ class JournalReader:
         shortages: errors of ops that ran out of memory, by number of the submission and of the op.
         arrived: number of transfers received directly from other executors, by executor.
         acknowledged: number of transfers that other executors have acknowledged, by executor.
-        tried: number of processes that died in a replay of this journal since the last completed replay or record.
+        tried: number of processes in a row that died during a replay of this journal.
     """
 
     def __init__(self, path: Path) -> None:
