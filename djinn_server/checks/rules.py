@@ -44,7 +44,7 @@ def _same_planes(a: Arguments, n: int) -> None:
 
 
 def padded(n: int, reflected: bool) -> Rule:
-    """Return a rule: `grad_output` has the shape of `self` padded in `n` dimensions. `reflected`: padding < size."""
+    """Return a rule: `grad_output` fits `self`, padded in `n` dimensions. If `reflected`, padding is less than size."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)

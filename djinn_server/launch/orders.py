@@ -34,7 +34,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     config: ExecutorConfig
 
     def without_secrets(self) -> Start:
-        """Return a copy without the signing key and plugin settings. After startup, the process keeps only this copy."""
+        """Return a copy without the signing key and plugin settings. After startup, the process keeps this copy."""
         return msgspec.structs.replace(self, key=b"", config=attrs.evolve(self.config, plugins=Selection()))
 
     def __repr__(self) -> str:

@@ -171,7 +171,7 @@ class BlobFiles:
     def write_large(self, memory: Buffers, charge: Callable[[int], None]) -> dict[int, bytes]:
         """Find or write a blob file for each large buffer of a snapshot. Return the digests by position of the buffer.
 
-        No buffer is read twice. `charge`: called before each new file with the bytes of all new files up to it.
+        No buffer is read twice. `charge`: called before each new file with the bytes of all new files, including it.
 
         Raises:
             OSError: `charge` raised it, or a file cannot be written.

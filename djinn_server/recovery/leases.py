@@ -57,7 +57,7 @@ class Leases:
 
     @property
     def patience(self) -> float:
-        """Seconds that other executors wait for this one: the lease, plus a restart if `recoverable`; 0.0: none."""
+        """Seconds that other executors wait for this one: the lease, plus a restart if `recoverable`; 0.0: no lease."""
         return self.seconds + (STARTING_SECONDS if self.recoverable else 0.0) if self.seconds else 0.0
 
     @property
