@@ -153,7 +153,7 @@ class Tenants:
         return [(name, pool) for name, pool in self._pools_of(None) if name not in {"", tenant}]
 
     def least_load(self) -> tuple[float, int]:
-        """Return the load of the least loaded device by all tenants, and the number of its new sessions in a minute."""
+        """Return the load of the least loaded device by all tenants, and its number of sessions since a minute ago."""
         pools = [pool for _, pool in self._pools_of(None)]
         loads = [[pool.executors[number].meter.load() for pool in pools] for number in range(len(self._configs))]
         devices = ((sum(load.busy + load.beginning for load in d), sum(load.recent for load in d)) for d in loads)
