@@ -13,7 +13,7 @@ COUNTING: Final = "djinn.counting"
 
 
 class CountingTransport:
-    """Wrapper of an asyncio transport that counts written bytes.
+    """Wrapper of an asyncio transport. It counts written bytes, and `Counting` adds the received bytes.
 
     Attributes:
         sent: bytes sent since the last `take`.

@@ -204,8 +204,8 @@ def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
 def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
     """Attach each free to the executor's next part, because a separate message takes longer than a small op.
 
-    The part frees the values before it runs. A free remains a separate step before an upload, which may need the memory,
-    before a value of a freed storage arrives, and after the last part.
+    The part frees the values before it runs. Frees after the last part remain separate steps. So do frees before an
+    upload, which may need the memory, and before the arrival of a value of a freed storage.
     """
     merged_steps: list[PoolStep] = []
     waiting: dict[int, list[int]] = {}

@@ -44,9 +44,9 @@ def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -
 
 
 def _reachable_url(url: str, host: str) -> str:
-    """Return an executor's address `url` with the host by which this client reaches it.
+    """Return an executor's address `url` with `host`, by which this client reaches it.
 
-    If `host` is a loopback address, it may be the end of a tunnel, and `url` is returned unless its host is a wildcard.
+    A loopback `host` may be a tunnel's end, so it replaces only wildcards. Without `host` or for `unix:`, keep `url`.
     """
     if not host or url.startswith("unix:"):
         return url

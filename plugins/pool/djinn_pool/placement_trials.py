@@ -83,9 +83,9 @@ class TriedPlacement:
 
 
 def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
-    """Return how to run the program next: True over several executors, False on one. Return None if `pays` is final.
+    """Return how to run the program next: True over several executors, False on one. Return None if the trial is over.
 
-    `pays`: the judge's present verdict.
+    `pays`: the judge's present verdict, or None if it has not decided.
     """
     alone, apart = tried.alone, tried.apart
     if pays is None:
@@ -175,7 +175,7 @@ def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
 
 @attrs.define(eq=False)
 class PredictionErrors:
-    """Record how much predictions of programs on one executor differ from measurements."""
+    """Relative errors of the predicted seconds of programs that ran on one executor. `found`: the latest errors."""
 
     found: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 

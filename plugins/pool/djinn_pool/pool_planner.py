@@ -143,7 +143,7 @@ class PoolPlanner:
     ) -> tuple[PooledPlan, Sequence[int]] | None:
         """Return a valid cached plan and the values of this run, or None if no cached plan is valid.
 
-        `choice`: required `proposed` and `alone` of the plan.
+        `choice`: values that the plan's `proposed` and `alone` must have.
         """
         for plan in reversed(family.plans):
             if (plan.proposed, plan.alone) != choice or plan.link_changes != self.link_changes:
@@ -318,7 +318,7 @@ def _is_divided(result: PipelineResult) -> bool:
 
 
 def _moving_seconds(result: PipelineResult, inputs: PlanningInputs) -> float:
-    """Return the predicted seconds of all transfers of inputs that a plan needs, moves counted in both directions."""
+    """Return the predicted seconds of a plan's transfers of inputs. A move counts twice, there and back."""
     placement, seconds = result.placement, 0.0
     assert placement is not None
     for value, home in inputs.resident.items():

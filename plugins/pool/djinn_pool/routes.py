@@ -115,7 +115,7 @@ class Routes:
         self._under_way.setdefault(carry, []).append(transfer)
 
     def expect(self, carry: TransferStep, value: int) -> None:
-        """Make the target of a transfer wait for the value that `ship` has sent."""
+        """Make the target of the transfer `carry` wait for `value`, which `ship` has made the source send."""
         waiting = self._under_way[carry]
         transfer = waiting.pop(0)
         if not waiting:

@@ -165,7 +165,7 @@ def join(sessions: tuple[OpenSession, ...]) -> None:
 
     Raises:
         DjinnError: the executors cannot join. They are closed, and the session continues without them.
-        KeyboardInterrupt: as for `DjinnError`, unless the executors have already joined.
+        KeyboardInterrupt: as for `DjinnError`. But executors that had already joined stay in the session.
     """
     try:
         # Without the sink's lock: a plugin may use the device while it is imported.

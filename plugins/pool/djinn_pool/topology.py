@@ -184,7 +184,7 @@ class PoolTopology:
         self._update_topology()
 
     def process_reports(self) -> int:
-        """Process the executors' reports, and request measurements of idle links. Return `changes`."""
+        """Process the executors' reports, and request measurements of idle links. Return the attribute `changes`."""
         now, has_changed = self._clock(), False
         for number in self._present:
             relay = self._relays[number]

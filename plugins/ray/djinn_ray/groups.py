@@ -77,7 +77,7 @@ class Group:
     def lacking(self, nodes: list[Mapping[str, Any]]) -> str:
         """Return why the cluster can never hold the executors, or an empty string if it can.
 
-        For a placement group of the user, return an empty string. `nodes`: result of `ray.nodes()`.
+        A placement group of the user is not checked: return an empty string for it. `nodes`: result of `ray.nodes()`.
         """
         if not self._owns_group:
             return ""

@@ -26,7 +26,7 @@ class Torchvision(OperatorLibrary):
     data_dependent = frozenset({"torchvision::nms"})
 
     def cast_policy(self, op: str) -> CastPolicy | None:
-        """Return the autocast policy of an op, which computes in float32 as on CUDA, or None for other ops."""
+        """Return the policy of an op that autocast computes in float32, as on CUDA. Return None for other ops."""
         packet = op.removeprefix("torchvision::")
         return CastPolicy(restores=packet != "nms") if packet in _CAST else None
 

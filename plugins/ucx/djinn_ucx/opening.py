@@ -19,7 +19,7 @@ _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """Offer to receive large buffers over UCX.
+    """Where an end of a connection can receive large buffers over UCX.
 
     Attributes:
         address: address of the UCX worker that receives.
@@ -35,7 +35,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         beside: position in the frame and length in bytes of each buffer that comes over UCX, in the order of their tags.
-        offer: the sender's offer to receive, which has a separate frame.
+        offer: where the sender of this frame can receive over UCX, or None. Such a frame has no other content.
     """
 
     beside: tuple[tuple[_Natural, _Natural], ...] = ()

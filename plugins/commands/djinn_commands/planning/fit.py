@@ -440,7 +440,7 @@ def _largest(needed: Callable[[int], int], current_size: int, free: int) -> tupl
 
 
 def _less_allowance(device: DeviceCapabilities) -> DeviceCapabilities:
-    """Return the device without spilling, and with the free memory that remains for tensors after the allowance."""
+    """Return the device without spilling. Its free memory is reduced by the allowance of `with_allowance`."""
     if device.memory_free is None:
         return attrs.evolve(device, spill=0)
     return attrs.evolve(device, memory_free=max(0, int((device.memory_free - SMALL) / ALLOWANCE)), spill=0)

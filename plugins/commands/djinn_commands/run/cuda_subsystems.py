@@ -56,7 +56,7 @@ def _make_with_own_name() -> None:
 
 
 def _accept_both_names() -> None:
-    """Make functions of `torch.accelerator` accept `cuda` and `remote_accelerator`: compiled code passes them tensors' devices."""
+    """Make functions of `torch.accelerator` also accept `cuda`, because compiled code passes them tensors' devices."""
     index: Callable[..., int] = torch.accelerator._utils._get_device_index
 
     @functools.wraps(index)

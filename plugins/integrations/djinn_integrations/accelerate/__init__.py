@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Return adapters for the modules of Accelerate that choose, size or save devices."""
+    """Return adapters for the modules of Accelerate that choose devices, query their memory, or save checkpoints."""
     return [
         Integration("accelerate checkpoints", "accelerate.checkpointing", adapt_checkpointing),
         Integration("accelerate device", "accelerate.state", adapt_state),

@@ -27,7 +27,7 @@ _OPTIONS: Final = ("cache_dir", "force_download", "local_files_only", "proxies",
 
 
 def adapt_pipelines(module: Any) -> None:
-    """Adapt `diffusers.pipelines.pipeline_utils`: pipelines load onto the remote device, without weights that the server reads."""
+    """Let pipelines of diffusers load onto the remote device, and not download weights that the server reads."""
     at_server: ContextVar[bool] = ContextVar("at_server", default=False)
     downloaded = module.snapshot_download
 

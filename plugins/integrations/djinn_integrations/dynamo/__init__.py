@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Return the integration that switches the recording of whole graphs on. PyTorch finds the backend by an entry point."""
+    """Return the integration that enables the recording of whole graphs. An entry point names the backend itself."""
     return [Integration("dynamo", "torch._dynamo", _switch_on)]
 
 

@@ -19,7 +19,7 @@ KEPT: Final = 64  # recordings per graph, which differ in sizes or in shared mem
 
 
 class RecordedGraph:
-    """A function that runs a graph: by appending the recording for inputs with equal metadata, or else op by op."""
+    """A function that runs a graph. It appends the recording of a call with equal metadata, or else runs op by op."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         self._run = graph_module.forward
@@ -56,9 +56,9 @@ class RecordedGraph:
 
 
 def _era() -> tuple[int, int]:
-    """Return a key that changes when recordings become invalid: ended sessions, and the generation of C++ call numbers.
+    """Return the number of ended sessions, and the generation of C++ call numbers. A change makes recordings invalid.
 
-    A recording's constants belong to a session.
+    A recording's constants belong to one session, and its call numbers to one generation.
     """
     return port.sessions_ended, calls.generation
 

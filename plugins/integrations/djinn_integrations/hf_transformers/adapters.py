@@ -14,7 +14,7 @@ from djinn_integrations.weights.open_weights import hub_address, server_weights
 
 
 def adapt_adapters(module: Any) -> None:
-    """Adapt `peft.peft_model`: `PeftModel.from_pretrained` and `load_adapter`."""
+    """Adapt `peft.peft_model`: the server reads the adapters of a model on the remote device, if it can."""
     loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
     add_adapter, load_weights = module.PeftModel.load_adapter, module.load_peft_weights
 

@@ -14,7 +14,7 @@ from djinn_integrations.weights.server_files import address_in, loading_stays_on
 
 
 def adapt_trainer(module: Any) -> None:
-    """Adapt `transformers.trainer`: checkpoints that `save_steps` writes and `train(resume_from_checkpoint=...)` reads."""
+    """Adapt `transformers.trainer`: checkpoints have the remote random state, and may be at server addresses."""
     trainer = module.Trainer
     trainer._save_rng_state = saving_random_state(trainer._save_rng_state, position=1)
     trainer._load_rng_state = loading_random_state(trainer._load_rng_state, position=1)

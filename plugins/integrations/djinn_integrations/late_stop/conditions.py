@@ -52,8 +52,8 @@ def late_check_obstacle(model: Any, processors: Any, criteria: Any, config: Any,
 
     Args:
         model: the model.
-        processors: its logits processors.
-        criteria: its stopping criteria.
+        processors: logits processors of the call.
+        criteria: stopping criteria of the call.
         config: the generation configuration.
         is_synchronized: True if other processes must run the same number of steps.
     """

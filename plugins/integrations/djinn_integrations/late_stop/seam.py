@@ -94,7 +94,7 @@ _sampling = _SamplingCalls()
 
 
 def adapt(module: Any) -> None:
-    """Adapt `transformers.generation.utils`: stop checks of remote sequences may be late, if the module has known functions."""
+    """Let stop checks of remote sequences be late in `transformers.generation.utils`, if its functions are known."""
     if not _has_known_functions(module):
         _log.info("late stop checks do not support this version of transformers, so generate() waits for each token")
         return
@@ -160,7 +160,7 @@ def _on_stack(generation: _Generation, draws: bool) -> Iterator[None]:
 
 def _with_late_check(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
-        """A class whose call returns a late check if the running call allows it, or else transformers' own check."""
+        """Its constructor returns a late check if the running `generate()` allows one, or else transformers' own."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             generation = _running.innermost

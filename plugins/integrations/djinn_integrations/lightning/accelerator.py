@@ -11,7 +11,7 @@ from djinn_client.interception.tensors.lazy_tensor import logical_device
 
 
 def adapt_accelerators(module: Any) -> None:
-    """Adapt `lightning.pytorch.accelerators` and `lightning.fabric.accelerators`: `accelerator="remote_accelerator"`."""
+    """Add `remote_accelerator` to `lightning.pytorch.accelerators` or `lightning.fabric.accelerators`."""
     registry = getattr(module, "AcceleratorRegistry", None) or module.ACCELERATOR_REGISTRY
     registry.register(DEVICE_NAME, _accelerator(module.Accelerator), description="Djinn's remote accelerator")
 

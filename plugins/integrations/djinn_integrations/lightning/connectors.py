@@ -17,12 +17,12 @@ _MIXED = ("16-mixed", "bf16-mixed")
 
 
 def adapt_trainer(module: ModuleType) -> None:
-    """Adapt `lightning.pytorch.trainer.connectors.accelerator_connector`: strategy and precision for the remote device."""
+    """Let `lightning.pytorch.trainer.connectors.accelerator_connector` choose the remote device and its strategy."""
     _adapt_connector(vars(module)["_AcceleratorConnector"], module, "_precision_flag")
 
 
 def adapt_fabric(module: ModuleType) -> None:
-    """Adapt `lightning.fabric.connector`: strategy and precision for the remote device."""
+    """Let `lightning.fabric.connector` choose the remote device and its strategy."""
     _adapt_connector(vars(module)["_Connector"], module, "_precision_input")
 
 
