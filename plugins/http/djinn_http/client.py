@@ -61,7 +61,7 @@ def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Co
 def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, asking: str = "") -> HttpExchange:
     """Ask the server for a channel, and return the HTTP connection with its response.
 
-    The other arguments are as in `connect`. `asking`: headers that request an upgrade to a plain socket.
+    `asking`: headers that request an upgrade to a plain socket. All other arguments are as in `connect`.
 
     Raises:
         TransportError: no server answers, or the server is not a Djinn server.

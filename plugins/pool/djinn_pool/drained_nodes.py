@@ -50,7 +50,7 @@ def _watch_nodes(plugin: str) -> None:
 def _notice(session: OpenSession, failed_sessions: list[OpenSession], plugin: str) -> str:
     """Return why the engine drains an executor's node, or an empty string.
 
-    If the executor's handle raises, append the executor to `failed_sessions`, so that it is not asked again.
+    If its handle raises, append `session` to `failed_sessions`, so that it is not asked again. `plugin`: for the log.
     """
     if session.executor is None:
         return ""

@@ -112,7 +112,7 @@ class _Split:
     """The split of programs of one structure whose inputs are on the same executors.
 
     Attributes:
-        where: executor of each input, or None.
+        where: executor of each input, or None if it is on no executor yet.
         groups: list positions that stay together, by the index of each instruction to split.
         instructions: function that selects sites or modules of the split program.
         operands: function that selects operands of the split program.

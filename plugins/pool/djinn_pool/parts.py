@@ -137,7 +137,7 @@ class PooledPlan:
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], locations: ValueLocations, random: int | None) -> bool:
-        """Return True if the plan is valid for a program: its inputs are at the planned locations, and its slots fit.
+        """Return True if the plan is valid: inputs and random state are where planned, and slots and calls as required.
 
         Args:
             program: a program of the plan's structure.

@@ -38,7 +38,7 @@ class PlanningInputs:
         stream: pending programs of the same structure, and the executor that load balancing proposes.
         locate_recipe: function that finds the locations of values derived from weights.
         occupied: bytes in use on each device.
-        known: residency of inputs that earlier programs have shown.
+        known: `DataResidency` or `Modality` of inputs, as found in earlier programs.
         margin: share of the time that several devices must be predicted to save before a policy uses them.
     """
 

@@ -138,7 +138,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     # --- a new beginning of what is written -------------------------------------------------------------------
 
     def _request_snapshot(self, snapshot: SnapshotReceiver, limit: int) -> None:
-        """Request a snapshot of the session, and wait for it."""
+        """Request a snapshot of at most `limit` bytes. Wait until `snapshot` has received it, or it cannot arrive."""
         inner = self._inner
         try:
             inner.send(Frame(encode(StateRequest(limit))))

@@ -35,7 +35,7 @@ class Opening(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         beside: position in the frame and length in bytes of each buffer that comes over UCX, in the order of their tags.
-        offer: where the sender of this frame can receive over UCX, or None. Such a frame has no other content.
+        offer: where the sender of this frame can receive over UCX, or None. If not None, the frame holds nothing else.
     """
 
     beside: tuple[tuple[_Natural, _Natural], ...] = ()

@@ -284,7 +284,7 @@ def _put(name: str, member: Any) -> None:
 
 
 def _of_its_own(name: str, member: Any) -> Any:
-    """Return a copy of a function for this name, because `torch.compile` distinguishes functions by identity.
+    """Return a copy of a function, called `name`, because `torch.compile` distinguishes functions by identity.
 
     Return other members unchanged.
     """

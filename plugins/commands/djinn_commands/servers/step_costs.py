@@ -36,7 +36,7 @@ class StepCosts:
 
     @property
     def min_step_seconds(self) -> float:
-        """Return the device seconds of a step of which a read costs the share `TOLERATED`. In shorter steps, it costs more."""
+        """Return the device seconds of a step of which a read costs the share `TOLERATED`. Shorter steps lose more."""
         return self.read / TOLERATED
 
     @property

@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Return the integration that enables the recording of whole graphs. An entry point names the backend itself."""
+    """Return the integration that lets the backend record whole graphs. PyTorch finds the backend by an entry point."""
     return [Integration("dynamo", "torch._dynamo", _switch_on)]
 
 

@@ -160,7 +160,7 @@ def _on_stack(generation: _Generation, draws: bool) -> Iterator[None]:
 
 def _with_late_check(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
-        """Its constructor returns a late check if the running `generate()` allows one, or else transformers' own."""
+        """Class whose constructor returns a late check if `generate()` allows one here, or else transformers' own."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             generation = _running.innermost

@@ -17,12 +17,12 @@ _MIXED = ("16-mixed", "bf16-mixed")
 
 
 def adapt_trainer(module: ModuleType) -> None:
-    """Let `lightning.pytorch.trainer.connectors.accelerator_connector` choose the remote device and its strategy."""
+    """Let `lightning.pytorch.trainer.connectors.accelerator_connector` support the remote device."""
     _adapt_connector(vars(module)["_AcceleratorConnector"], module, "_precision_flag")
 
 
 def adapt_fabric(module: ModuleType) -> None:
-    """Let `lightning.fabric.connector` choose the remote device and its strategy."""
+    """Let `lightning.fabric.connector` support the remote device."""
     _adapt_connector(vars(module)["_Connector"], module, "_precision_input")
 
 
