@@ -223,7 +223,7 @@ def _positions(call: Call) -> Sequence[Sequence[int]] | None:
 
 
 def _are_independent(call: Call, positions: Sequence[Sequence[int]], storages: Sequence[int]) -> bool:
-    """Return True if no list position uses memory that the op writes at another position."""
+    """Return True if no list position uses memory that another one writes. `storages`: storage of each operand."""
     of = {operand: number for number, position in enumerate(positions) for operand in position}
     targets = {storages[operand]: of[operand] for operand in call.writes}
     return all(targets.get(storage, of.get(at)) == of.get(at) for at, storage in enumerate(storages))

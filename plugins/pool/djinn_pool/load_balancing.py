@@ -78,8 +78,8 @@ class ProgramFamily:
     def clock(self) -> Callable[[float], None] | None:
         """Return a function that records the seconds of the latest program in the trial.
 
-        Return None if there is no trial, its verdict is final, or the time would not be representative: an executor did not
-        know the template, or pending programs share the executors.
+        Return None if there is no trial, or if its verdict is final. Also return None if an executor did not know the
+        template or pending programs share the executors, because the time would not be representative.
         """
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.trial is None or plan is None or self.is_new or plan.proposed is not None:

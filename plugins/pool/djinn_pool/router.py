@@ -494,7 +494,7 @@ class PoolRouter(Router):
         prepared: PreparedTemplate | None = None,
         values: Sequence[int] | Words = NO_VALUES,
     ) -> PendingReplies:
-        """Send one executor its part of a submission. Return its pending reply, or an empty list if none is requested."""
+        """Send an executor its part of a submission. Return a list of its pending reply, empty if none is requested."""
         member = self.executors.members[executor]
         number = member.submissions.run(submission, prepared, values)
         if not submission.is_answered:

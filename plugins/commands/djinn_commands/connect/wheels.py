@@ -63,8 +63,8 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     `into`: the folder for the built wheels.
 
     Raises:
-        ConfigurationError: `folder` has a wheel of Djinn but lacks one of the server's packages, or it has no wheel of
-            Djinn and the wheels cannot be built from a checkout.
+        ConfigurationError: `folder` has a wheel of Djinn but lacks one of the server's packages. Or there is no wheel
+            of Djinn, and the wheels cannot be built from a checkout.
     """
     wheels = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(wheels).named("djinn") is not None:

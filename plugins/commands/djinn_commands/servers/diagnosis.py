@@ -286,7 +286,7 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
 
 
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Yield a problem if plugins in use limit the reuse of plans for other sizes."""
+    """Yield a problem if plugins in use prevent the reuse of plans when sizes grow more than fourfold."""
     policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
     growing = (
         growth_intolerant_plugins(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler)

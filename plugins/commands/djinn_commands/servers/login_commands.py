@@ -67,7 +67,7 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
 
 
 def _token(file: Path | None) -> str:
-    """Read the token from the file, the terminal, or standard input, but not from the command line, which others can read.
+    """Read the token from the file, the terminal, or standard input, but not from an argument, which others can read.
 
     Raises:
         ConfigurationError: the token is empty.
