@@ -206,7 +206,7 @@ _OWN_INPUTS = "Write a function that returns the model and its inputs, as (model
 def _captured(
     model: torch.nn.Module, step: Step, make_inputs: Callable[[], Inputs], passes: int
 ) -> dict[str, Captured]:
-    """Return the programs of a step by name. `make_inputs`: called in each capture. `passes`: calls, if not `decode`."""
+    """Return a step's programs by name. `make_inputs`: called in each capture. `passes`: calls, except for `decode`."""
     if step.kind == "decode":
         return _decoding(model, step, make_inputs)
     optimizer = _optimizer(step, model) if step.kind == "train" else None
