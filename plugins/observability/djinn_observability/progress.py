@@ -61,7 +61,7 @@ class UploadProgress(Observer):
     name = "upload_progress"
 
     def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
-        """`make`: creates a bar for one upload."""
+        """`make`: creates a bar for one upload. `patience`: seconds after which an upload gets a bar."""
         self._make = make
         self._patience = patience
         self._bar: ProgressBar | None = None
@@ -116,7 +116,7 @@ class ServerProgress(Observer):
     name = "server_progress"
 
     def __init__(self, make: Callable[[], ProgressBar], patience: float = PATIENCE) -> None:
-        """`make`: creates a bar for one download or read."""
+        """`make`: creates a bar for one download or read. `patience`: seconds after which it gets a bar."""
         self._make = make
         self._patience = patience
         self._bar: ProgressBar | None = None

@@ -121,7 +121,7 @@ def _is_normal_factory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 class MetaSubstitution(TorchFunctionMode):
     """Function mode that replaces meta tensors with remote tensors in calls.
 
-    Modules that are being moved (`to_empty`) are left unchanged.
+    It replaces nothing while a module is being moved (`to_empty`).
     """
 
     def __init__(self) -> None:

@@ -158,9 +158,9 @@ class ListScheduler:
         return [*busy, *idle_devices]
 
     def _finish_time(self, unit: Unit, device: str, bound: bool) -> float:
-        """Return the time at which `unit` would finish on `device`: infinity if the device lacks memory.
+        """Return the time at which `unit` would finish on `device`, or infinity if the device lacks memory.
 
-        `bound`: True if the unit must run on the device even if the device lacks memory.
+        `bound`: True if the unit must run on the device. Its memory is then not checked.
         """
         result, hardware = self.result, self.hardware
         ready, transfer_end = self.idle_times.get(device, 0.0), 0.0
@@ -212,7 +212,7 @@ class ListScheduler:
                 self._place_light_unit(maker, device, end)
 
     def _place_light_unit(self, index: int, device: str, end: float) -> None:
-        """Place a light unit and its light operands on the device of its first consumer."""
+        """Place a light unit and its light operands, each on its home, else on `device`, where the consumer runs."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
         result.device_of_unit[index], result.finish_times[index] = home, 0.0

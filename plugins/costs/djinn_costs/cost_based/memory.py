@@ -17,7 +17,7 @@ SPARE = 0.1
 def free_bytes(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
-    """Return the free bytes of each device for inputs that have no location. A device of unknown memory is left out."""
+    """Return each device's bytes for inputs without a location; `transient` bytes stay free. Omit unknown memory."""
     occupied: Counter[str] = Counter()
     for storage, home in work.homes.items():
         occupied[home] += work.sizes[storage]

@@ -250,7 +250,7 @@ def _device_of_inputs(unit: Unit, listing: ListScheduler, min_bytes: int = 0) ->
 
 
 def _device_of_operands(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the device that computed a unit's largest operand, the latest of several, or None without such a device."""
+    """Return the device of the unit, the latest of equal ones, that makes most bytes of a unit's operands, or None."""
     result = listing.result
     makers = [
         (size, result.finish_times[m], result.device_of_unit[m])
@@ -261,9 +261,9 @@ def _device_of_operands(unit: Unit, listing: ListScheduler) -> str | None:
 
 
 def _next_part(device_of_unit: Mapping[int, str], index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return the device of a unit: its home, else the device with most of its inputs if these exceed its new bytes.
+    """Return the device of a unit: its home, else the device that holds more bytes of its inputs than the unit adds.
 
-    Otherwise, a unit without new bytes follows its operands. Any other unit runs on the device of its segment.
+    If it adds none, it follows its largest operand. In all other cases, it runs on the device of its segment.
     """
     homes, leader = listing.result.homes, listing.work.blocks.leader
     new_bytes = unit.kept_bytes + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
@@ -278,8 +278,8 @@ def _next_part(device_of_unit: Mapping[int, str], index: int, unit: Unit, listin
 def _earliest_candidates(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
     """Return candidate devices for a unit: the device of `device_to_follow`, then idle devices.
 
-    For a unit that generates tokens, return only the device of earlier such units, if any: each decode step needs the
-    results of the previous step.
+    For a unit that generates tokens, return only the device of earlier such units, if any, because each decode step
+    needs the results of the previous step.
     """
     del index
     if unit.generates_tokens and listing.token_device is not None:

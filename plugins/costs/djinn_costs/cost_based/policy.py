@@ -80,7 +80,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
 
 
 def _copies(context: PlacementContext, placed_units: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
-    """Return for each copied weight the devices with a copy, except its home. Copies that this program makes count."""
+    """Return for each copied weight the devices with a copy, except its home. They include this program's copies."""
     copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if placed_units.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *placed_units.copies.get(storage_of(value), ()))

@@ -72,10 +72,10 @@ def _describe(rate: Rate) -> str:
 
 
 def _in_turns(options: Options, device_count: int) -> Rate | None:
-    """Return the placement in which devices run the whole program for one input each, in turn.
+    """Return the placement in which devices alternate: each runs the whole program for every n-th input.
 
-    It uses only devices that are about as fast as the device with most of the inputs. Return None if such devices or
-    memory do not suffice, or if copying the weights costs more time than the turns save.
+    It uses only devices that are about as fast as the device with most of the inputs. Return None if these are too few
+    or not the next device, if memory does not suffice, or if copying weights costs more time than is saved.
     """
     turn, seconds_by_device = options.context.stream.turn, _program_seconds(options)
     if turn not in seconds_by_device:
@@ -107,7 +107,7 @@ def _program_seconds(options: Options) -> dict[str, float]:
 
 
 def _copy_seconds(options: Options, device_count: Mapping[str, Collection[int]]) -> float:
-    """Return the seconds to copy the weights to all devices that need them."""
+    """Return the seconds to copy weights to the devices that lack them. `device_count`: needed weights, by device."""
     work, main, missing = options.work, options.main(), 0.0
     for device, weights in device_count.items():
         for storage in weights:
@@ -118,7 +118,7 @@ def _copy_seconds(options: Options, device_count: Mapping[str, Collection[int]])
 
 
 def _in_stages(options: Options, device_count: int) -> Rate | None:
-    """Run one stage of the program on each of the `device_count` devices with most of the inputs.
+    """Return the placement in which each of the `device_count` devices with most of the inputs runs one stage.
 
     Return None if memory does not suffice, fewer than `MIN_DEVICES` have work, or copying weights costs too much time.
     """

@@ -236,7 +236,7 @@ class _UnitBuilder:
         return new_bytes
 
     def _home(self, node: Node, operands: tuple[int, ...]) -> tuple[str | None, bool]:
-        """Return the device of the inputs that a node writes or reads, and True if the node writes them."""
+        """Return the device of the inputs that a node uses, or None, and True if the node writes or views them."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
             home = homes.get(storage_of(self.replace.get(value, value)))

@@ -243,7 +243,7 @@ def _operation_coefficients(
 
 
 def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
-    """Return the additional seconds per op if memory exceeds all caches, as a median over ops.
+    """Return the seconds by which paging prolongs an op at size `LARGE`, as a median over ops.
 
     The time without paging is extrapolated from the next smaller size.
     """
@@ -256,9 +256,9 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
 
 
 def _extend_to_large(operation: str, points: list[tuple[int, float]], paging_seconds: float) -> list[tuple[int, float]]:
-    """Return the points, and a point at size `LARGE` at the rate of the largest size, unless `LARGE` was measured.
+    """Return the points. Unless `LARGE` was measured, add a point for it, at the rate of the largest measured size.
 
-    Ops that allocate memory also pay for paging.
+    The added time includes `paging_seconds` if the op allocates memory.
     """
     largest, probe_seconds = max(points)
     allocation = 0.0 if operation.endswith("_") else paging_seconds

@@ -51,7 +51,7 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
 
 
 def size_terms(elements: float) -> tuple[float, ...]:
-    """Return the terms of all other ops: a piecewise linear function of the number of elements.
+    """Return the terms of ops that are no products or recurrent layers: piecewise linear in the number of elements.
 
     The terms are a constant, the number of elements, and for each number in `KNOTS` the elements above it.
     """

@@ -55,7 +55,7 @@ _log = get_logger("djinn.operations")
 
 
 class _Malformed(logging.Filter):
-    """Log filter that writes one line instead of a traceback for a malformed request. Any client can send many."""
+    """Log filter that writes one line, not a traceback, for a malformed request, because any client can send many."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Drop the record of a malformed request, and log one line instead."""

@@ -249,7 +249,7 @@ class MetricsPage(Collector):
             yield family
 
     def _limit_models(self, tenant: str, distributions: Sequence[Distribution]) -> Sequence[Distribution]:
-        """Return histograms by model, their only label. Merge the models above `_MODELS_LIMIT` into one histogram."""
+        """Return histograms by model, their only label. Models after the first `_MODELS_LIMIT` share a histogram."""
         models = self._models.setdefault(tenant, set())
         totals: dict[Labels, Distribution] = {}
         for distribution in distributions:

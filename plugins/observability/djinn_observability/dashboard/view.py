@@ -69,7 +69,7 @@ def make_view(before: Sample, now: Sample) -> dict[str, Any]:
 
 
 def shorten(view: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Return the view with the `limit` sessions that use the device most. `left_out`: number of other sessions."""
+    """Return the view with the `limit` sessions that use the device most. Its `left_out` is the number of others."""
     sessions = [session for executor in view["executors"] for session in executor["sessions"]]
     ids = {
         id(session_id)

@@ -82,7 +82,7 @@ def place(box: Box, opened: frozenset[int]) -> PlacedBox:
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:
-    """Return the extents of a row to the left and right of its middle, without passing arrows."""
+    """Return how far a row, passing arrows included, extends left and right of the middle of its boxes."""
     edges: list[tuple[float, float]] = []
     x = 0.0
     for cell in row:

@@ -75,7 +75,7 @@ def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
 def _route_wires(
     edges: Iterable[tuple[int, int]], ranks: Mapping[int, int], rows: dict[int, list[int]], free: int
 ) -> list[tuple[int, ...]]:
-    """Return the path of each arrow, and add its bends to the rows."""
+    """Return the path of each arrow, and add its bends to `rows`. `ranks`: row of each cell. `free`: next cell."""
     bends: dict[tuple[int, int], int] = {}
     wires: list[tuple[int, ...]] = []
     for source, target in edges:
@@ -92,7 +92,7 @@ def _route_wires(
 
 
 def _order_rows(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Order each row by the positions of its neighbours in the row above, then below, alternating."""
+    """Sort each row by the mean position of each cell's neighbours: above in one sweep, below in the next."""
     above: dict[int, list[int]] = defaultdict(list)
     below: dict[int, list[int]] = defaultdict(list)
     for wire in wires:

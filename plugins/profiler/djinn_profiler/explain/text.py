@@ -72,7 +72,7 @@ class _TreeRow:
 
 
 def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
-    """Yield the tree of modules, one row per module, with its matches below the row."""
+    """Yield the lines of a tree of modules: a row per module, and its matches below. `depth`: levels (None: all)."""
     titles = ("phase", "ops", "work", "moved", "time", "share") if "seconds" in whole else ("phase", "ops")
     rows = [_TreeRow("", (*titles, "holds")), *_rows(whole, whole, depth, "", "")]
     label = max(len(row.label) for row in rows)

@@ -176,7 +176,7 @@ class _FxReader:
 
 @attrs.frozen
 class _Outcome:
-    """A result of a call: its handle, metadata, the operand that it aliases, and the bytes of its storage."""
+    """A result. `inplace`, `alias`: position of the operand that it is or aliases, or -1. `nbytes`: of its storage."""
 
     kind: Literal["new", "none"]
     handle: int | None = None

@@ -54,7 +54,7 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 
 class _CallNumbers(msgspec.Struct):
-    """Numbers for the form, classes and sizes of calls. The numbers are parts of fingerprints."""
+    """Numbers that stand for calls in fingerprints: `sizes` for shapes, strides and offsets, `marks` for all else."""
 
     marks: dict[Call, int] = msgspec.field(default_factory=dict)
     sizes: dict[Call, int] = msgspec.field(default_factory=dict)

@@ -45,7 +45,7 @@ class _Bounds:
 class ClientClock:
     """Convert times of one executor process to the client's `time.perf_counter()`.
 
-    Samples must be ordered by `sent`.
+    Samples must be added in the order of `request_sent`.
     """
 
     _windows: list[_Bounds] = attrs.field(factory=list)

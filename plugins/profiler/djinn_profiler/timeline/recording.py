@@ -51,14 +51,14 @@ class UserLines:
 
 
 def span_of(activity: Activity, lines: UserLines) -> Span:
-    """Return the span of a thread's raw record."""
+    """Return the span of an activity, which a thread recorded in raw form."""
     kind, name, start_time, end_time, place, executor, number = activity
     line, cause = lines.find(place) if place is not None else (UserLine(), "")
     return Span(kind, name or cause, start_time, end_time, line, cause, executor, number)
 
 
 def set_lines(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
-    """Set the line of each submission and of its sending: the line that waits for its reply, or else of its last op."""
+    """Set the line of each submission and its sending: the line that waits for the reply, else that of its last op."""
     awaited_lines: dict[tuple[int, int], UserLine] = {}
     for span in spans:
         if span.kind == WAIT and span.number:
@@ -317,7 +317,7 @@ class Recording(Tap, Observer):
         self._add(self.current_record(), ("upload", "upload", start_time, time.perf_counter(), None, 0, 0))
 
     def _pop_recorder(self, instructions: int) -> tuple[ThreadRecord, int] | None:
-        """Return the thread that recorded the next `instructions`, and the number of the first. Return None without any."""
+        """Take `instructions` instructions. Return their thread and the first one's number, or None if none are left."""
         if not instructions or not self._submitting:
             return None
         record, first, remaining = self._submitting.popleft()

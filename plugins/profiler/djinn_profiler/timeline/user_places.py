@@ -52,7 +52,7 @@ class UserPlaces:
     def find(self, frame: FrameType | None, cause: str) -> UserPlace:
         """Return the innermost position in the user's code, or else in an installed package other than PyTorch and Djinn.
 
-        If PyTorch's code for printing waits, the returned cause is the printing.
+        If that code prints a tensor, the returned cause is `Cause.PRINT`. Without such a position, its code is None.
         """
         library, places = None, self._classified
         while frame is not None:

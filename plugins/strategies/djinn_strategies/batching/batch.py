@@ -316,7 +316,7 @@ class Batch:
         return True
 
     def _multiply(self, joined: JoinedRuns, product: Product) -> bool:
-        """Compute a product once for all runs. Return False if the runs do not share the weight, or do not fit."""
+        """Compute a product once for all runs. Return False if that is impossible or not worthwhile."""
         first, number = joined.runs[0].env, self.batched.product_indexes[product.step]
         rows = joined.rows(product.rows) or joined.flat_rows(product.rows)
         if rows is None or not _is_row_product(product, rows.whole, first[product.weight]):

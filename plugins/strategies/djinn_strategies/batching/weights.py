@@ -61,7 +61,7 @@ class PackedWeights:
             weight: the weight.
             transposed: as in `Product`.
             rows: number of rows of the left operand.
-            user: keeps the copy alive until it calls `drop`.
+            user: keeps the copy alive until `drop` is called for it.
         """
         copies = self._copies.setdefault(weight.untyped_storage(), {})
         copy = copies.get(_layout(weight))

@@ -251,7 +251,7 @@ class HotTemplate(RunOffer):
         self.phase = ColdPhase(self)
 
     def give_up_region(self, job: CompilationJob, reason: str) -> None:
-        """Give up, or choose another region if this region contains ops whose result sizes may depend on data."""
+        """Choose another region if this one contains ops whose result sizes may depend on data; otherwise give up."""
         if self.maybe_dynamic.isdisjoint(step.op for step in self.template.steps[job.region.start : job.region.stop]):
             self.give_up(reason)
         else:

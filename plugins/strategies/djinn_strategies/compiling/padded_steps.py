@@ -182,7 +182,7 @@ class PaddedRun:
     def append(self, first: Padded) -> None:
         """Record that a step appends entries to the buffer of `first`.
 
-        The new entries may be infinite, and they are padding of the other tensors that share the buffer.
+        The new entries may be infinite. They are padding of other tensors in the buffer, so this padding may be, too.
         """
         assert first.buffer is not None
         self.appended.add(first.buffer)

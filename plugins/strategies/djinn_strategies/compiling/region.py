@@ -37,7 +37,7 @@ class Region:
         inputs: values from before the region that it reads.
         written_inputs: inputs whose memory the region writes.
         owned_results: results that own their memory and that are read after the region.
-        views: instructions that make views of the region and results of skipped ops. They run after the region.
+        views: the region's instructions that make needed views, and its skipped ops. They run after the region.
         slots: range of the template's slots (numeric arguments) that the region uses.
     """
 
