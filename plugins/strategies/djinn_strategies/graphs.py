@@ -28,7 +28,7 @@ _log = get_logger("djinn.server")
 class GraphRecorder(HotTemplates):
     """Record the hot templates of fixed shapes on one device.
 
-    Each graph has its own memory pool. In a shared pool, the replay of a graph would overwrite results of another graph
+    Each graph has its own memory pool, because in a shared pool its replay would overwrite results of another graph
     that sessions still hold.
 
     Attributes:

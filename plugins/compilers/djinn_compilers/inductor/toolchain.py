@@ -29,7 +29,7 @@ def missing_toolchain() -> str:
 
 @contextmanager
 def quick_linker() -> Iterator[None]:
-    """Context manager in which C++ compilers use a faster linker, if installed. Linking takes a third of the time."""
+    """Context manager in which C++ compilers use a linker that takes a third of the usual time, if it is installed."""
     linker = next(filter(None, map(shutil.which, _QUICK_LINKERS)), None)
     if linker is None or _PROGRAMS in os.environ:
         yield

@@ -176,7 +176,7 @@ def _compile_package(
 def load_library(package: bytes, device: torch.device) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """Return the function of a library from `compile_library`. It is not thread-safe.
 
-    `torch._inductor` is not imported: it takes a second, with the interpreter's lock held.
+    `torch._inductor` is not imported, because the import holds the interpreter's lock for a second.
     """
     if package.startswith(_ELF):
         return _load_extension(package)

@@ -17,7 +17,7 @@ SPARE = 0.1
 def free_bytes(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
-    """Return each device's bytes for inputs without a location; `transient` bytes stay free. Omit unknown memory."""
+    """Return free bytes for unplaced inputs by device, minus `transient`. Devices of unknown memory are left out."""
     occupied: Counter[str] = Counter()
     for storage, home in work.homes.items():
         occupied[home] += work.sizes[storage]

@@ -250,7 +250,7 @@ def _device_of_inputs(unit: Unit, listing: ListScheduler, min_bytes: int = 0) ->
 
 
 def _device_of_operands(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the device of the unit, the latest of equal ones, that makes most bytes of a unit's operands, or None."""
+    """Return the device of the unit that makes most bytes of the operands, the last to finish if several, or None."""
     result = listing.result
     makers = [
         (size, result.finish_times[m], result.device_of_unit[m])

@@ -37,7 +37,7 @@ class CostBased(PlacementPolicy):
 
 
 def _best(options: Options) -> Option:
-    """Return the best placement. A placement on more devices must be faster than a simpler placement."""
+    """Return the best placement. It divides the program over devices only if that saves the required share of time."""
     if (successive := for_successive(options)) is not None:
         return successive
     if (grouped := for_groups(options)) is not None:
@@ -80,7 +80,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
 
 
 def _copies(context: PlacementContext, placed_units: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
-    """Return for each copied weight the devices with a copy, except its home. They include this program's copies."""
+    """Return for each copied weight the devices with a copy, except its home. Copies by this program are included."""
     copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if placed_units.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *placed_units.copies.get(storage_of(value), ()))

@@ -74,8 +74,8 @@ def _describe(rate: Rate) -> str:
 def _in_turns(options: Options, device_count: int) -> Rate | None:
     """Return the placement in which devices alternate: each runs the whole program for every n-th input.
 
-    It uses only devices that are about as fast as the device with most of the inputs. Return None if these are too few
-    or not the next device, if memory does not suffice, or if copying weights costs more time than is saved.
+    It uses only devices that are about as fast as the device with most of the inputs. Return None if the
+    device of this run is none of them, they or memory do not suffice, or copying weights costs too much time.
     """
     turn, seconds_by_device = options.context.stream.turn, _program_seconds(options)
     if turn not in seconds_by_device:

@@ -189,7 +189,7 @@ def _family(work: Work) -> str:
 
 
 def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Sequence[float]:
-    """Return the coefficients of the variant, else of the op, else of an equivalent op, else the median of its kind."""
+    """Return the coefficients of variant `name`, else of the op, else of an equivalent op, else of the op's kind."""
     operations = parameters["operations"]
     base_name = work.operation.removeprefix("_foreach_")
     for candidate in (name, base_name, _SAME_AS.get(base_name, ""), base_name.rstrip("_")):

@@ -90,7 +90,7 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
 def _convolutions() -> Iterator[ProductProbe]:
     """Yield probes of convolutions.
 
-    A convolution with a kernel of one position is a matrix product. Larger kernels use other algorithms.
+    Kernels of one position have their own families, because these convolutions are matrix products.
     """
     for side, inside, outside, kernel in (
         *itertools.product((7, 28), (16, 64, 256), (16, 64, 256), (1,)),

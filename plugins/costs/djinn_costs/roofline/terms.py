@@ -32,7 +32,7 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
     """Return the terms of a recurrent layer: a constant, steps, products, elementwise work, and weights.
 
     The input is multiplied for all steps at once, and the state in each step. Each of the two products has half of the
-    contracted size. Some kernels pack the weights in each call.
+    contracted size. The weights are a term because some kernels pack them in each call.
 
     Args:
         dims: steps, rows, columns and contracted size.
@@ -51,7 +51,7 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
 
 
 def size_terms(elements: float) -> tuple[float, ...]:
-    """Return the terms of ops that are no products or recurrent layers: piecewise linear in the number of elements.
+    """Return the terms of ops other than products and recurrent layers: piecewise linear in the number of elements.
 
     The terms are a constant, the number of elements, and for each number in `KNOTS` the elements above it.
     """

@@ -62,7 +62,7 @@ class History:
         self._number = 0
 
     def add(self, now: Sample, seconds: float | None = None) -> None:
-        """Add a status of all tenants, `seconds` after 1970 (None: now)."""
+        """Add the status `now` of all tenants. `seconds`: its time since 1970 (None: the present)."""
         before, self._last_sample = self._last_sample or now, now
         at = time.time() if seconds is None else seconds
         view = make_view(before, now)

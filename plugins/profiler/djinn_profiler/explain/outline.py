@@ -170,7 +170,7 @@ class _OutlineBuilder:
 class _PathStep:
     """A module on the path to a node.
 
-    Steps with equal `key` are the same module in the same call of the outermost module.
+    Equal steps are the same module in the same call of the outermost module.
     """
 
     name: str

@@ -213,7 +213,7 @@ class Survey:
 
 
 def _smallest(part: Part, nodes: Sequence[int]) -> Part:
-    """Return the smallest part that contains all of the nodes. Parts with ops between submodules do not count."""
+    """Return the smallest part that contains all of the nodes. A module's ops between submodules count as no part."""
     while True:
         inner = next((p for p in part.parts if not p.is_own and nodes and nodes[0] in p.members), None)
         if inner is None or not inner.members.issuperset(nodes):

@@ -176,7 +176,7 @@ class _FxReader:
 
 @attrs.frozen
 class _Outcome:
-    """A result. `inplace`, `alias`: position of the operand that it is or aliases, or -1. `nbytes`: of its storage."""
+    """A result of a call. `inplace`, `alias`: index of the operand that it is or aliases, or -1."""
 
     kind: Literal["new", "none"]
     handle: int | None = None

@@ -52,7 +52,7 @@ class UserPlaces:
     def find(self, frame: FrameType | None, cause: str) -> UserPlace:
         """Return the innermost position in the user's code, or else in an installed package other than PyTorch and Djinn.
 
-        If that code prints a tensor, the returned cause is `Cause.PRINT`. Without such a position, its code is None.
+        If that code prints a tensor, the returned cause is `Cause.PRINT`. Without such code, the position is empty.
         """
         library, places = None, self._classified
         while frame is not None:

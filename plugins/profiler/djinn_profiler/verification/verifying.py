@@ -108,7 +108,7 @@ class _UncheckedOp:
     before: dict[int, torch.Tensor]
 
     def used_values(self) -> Iterator[UsedValue]:
-        """Return every tensor whose memory is needed."""
+        """Yield every tensor whose memory the check needs: operands, written tensors and results."""
         yield from self.operands
         yield from self.written
         for used_value in self.results:

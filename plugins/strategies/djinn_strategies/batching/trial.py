@@ -184,7 +184,7 @@ class BatchTrial:
         return self._all_chains if self.is_measuring else self._chains
 
     def remember(self, start: int, chain: RecordedChain | None) -> None:
-        """Cache the recorded chain that starts at instruction `start`, for its number of runs."""
+        """Cache the chain from instruction `start` for its number of runs, unless it is None or a batch is measured."""
         if not self.is_measuring and chain is not None:
             self.recorded_chains[start, len(chain.sizes)] = chain
 

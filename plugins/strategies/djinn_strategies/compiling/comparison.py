@@ -127,7 +127,7 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_rounding(expected: torch.Tensor, actual: torch.Tensor, perturbed: Callable[[], Sequence[object]]) -> bool:
-    """Return True if `actual` differs from `expected` by about as much as `perturbed` does."""
+    """Return True if `actual` differs from `expected` by about as much as the results of `perturbed()` do."""
     finite = expected.isfinite()
     if not expected.is_floating_point() or not torch.equal(_special(expected, finite), _special(actual, finite)):
         return False

@@ -144,9 +144,9 @@ class HotTemplate(RunOffer):
         counts: counters of the device.
         tries: number of compilations so far.
         slots: numeric arguments of the latest run.
-        skipped: as in `find_region`.
-        maybe_dynamic: as in `find_region`.
-        counters: as in `infer_size_relation`.
+        skipped: ops that a region may contain but that run separately, as in `find_region`.
+        maybe_dynamic: ops that a region may contain although result sizes may depend on data, as in `find_region`.
+        counters: True if `n` may be a slot when no size varies, as in `infer_size_relation`.
         checked: True, because the phases compare results, as in `RunOffer.checked`.
         refusal: why the template runs uncompiled, as in `RunOffer.refusal`.
         phase: the present phase.
@@ -519,7 +519,7 @@ class AdoptedPhase(_RegionPhase):
     def try_run(self, env: Environment) -> bool:
         """Run the compiled code if it fits the run.
 
-        If no run with as many binary digits in `n` was compared yet, only compare the results, and return False.
+        If no run whose `n` has as many binary digits was compared yet, only compare the results, and return False.
         """
         n = self.check_guard(env)
         if n is None:

@@ -20,7 +20,7 @@ class HotTemplates(RunStrategy):
         counts: counters since the executor started.
         skipped: ops that a region may contain but that run separately, as in `find_region`.
         maybe_dynamic: ops that a region may contain although result sizes may depend on data, as in `find_region`.
-        counters: as in `infer_size_relation`.
+        counters: True if `n` may be a slot when no size varies, as in `infer_size_relation`.
     """
 
     skipped: ClassVar[frozenset[str]] = frozenset()

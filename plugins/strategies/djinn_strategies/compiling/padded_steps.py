@@ -82,7 +82,7 @@ class PaddedRun:
     """
 
     def __init__(self, env: Environment, capacity: int, n: torch.Tensor, example: int, *, writes: bool = False) -> None:
-        """Prepare a run. `example`: value of `n` in this run. `writes`: True if a step writes into an operand."""
+        """Prepare a run. `capacity`: padded size. `example`: value of `n`. `writes`: True if a step writes operands."""
         self.env, self.capacity, self.n = env, capacity, n
         self._views = CopiedViews() if writes else None
         self._example = example
@@ -182,7 +182,7 @@ class PaddedRun:
     def append(self, first: Padded) -> None:
         """Record that a step appends entries to the buffer of `first`.
 
-        The new entries may be infinite. They are padding of other tensors in the buffer, so this padding may be, too.
+        The new entries may be infinite. They are padding of other tensors in the buffer, so that padding may be, too.
         """
         assert first.buffer is not None
         self.appended.add(first.buffer)

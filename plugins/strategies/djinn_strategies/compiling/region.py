@@ -37,7 +37,7 @@ class Region:
         inputs: values from before the region that it reads.
         written_inputs: inputs whose memory the region writes.
         owned_results: results that own their memory and that are read after the region.
-        views: the region's instructions that make needed views, and its skipped ops. They run after the region.
+        views: instructions that make views, and skipped ops, if their results are needed. They run after the region.
         slots: range of the template's slots (numeric arguments) that the region uses.
     """
 
@@ -119,7 +119,7 @@ def _has_plain_strings(form: Form) -> bool:
 
 
 def _draws_random(form: Form, slots: Sequence[int | float]) -> bool:
-    """Return True if a call draws random numbers. Compiled code would draw different numbers."""
+    """Return True if a call draws random numbers. It is not compiled, because compiled code would draw others."""
     chance = draw_condition(form)
     return chance is not None and (chance == ALWAYS or slots[chance] != 0)
 

@@ -88,7 +88,7 @@ class _RegionGraphBuilder:
     def _concatenate(self, tensors: Sequence[Any], *dimension: Any) -> Any:
         """Return a concatenation without the empty tensors, such as a KV cache before its first token.
 
-        With empty tensors, inductor chooses another layout for the result.
+        They are left out because with them, inductor would choose another layout for the result.
         """
         nonempty = [tensor for tensor in tensors if tensor not in self._empty]
         if len(nonempty) == 1:
