@@ -37,7 +37,7 @@ class CostBased(PlacementPolicy):
 
 
 def _best(options: Options) -> Option:
-    """Return the best placement. It divides the program over devices only if that saves the required share of time."""
+    """Return the best placement. It uses several devices only if that saves enough time or one lacks the memory."""
     if (successive := for_successive(options)) is not None:
         return successive
     if (grouped := for_groups(options)) is not None:

@@ -75,7 +75,7 @@ def _in_turns(options: Options, device_count: int) -> Rate | None:
     """Return the placement in which devices alternate: each runs the whole program for every n-th input.
 
     It uses only devices that are about as fast as the device with most of the inputs. Return None if the
-    device of this run is none of them, they or memory do not suffice, or copying weights costs too much time.
+    device of this run is not one of them, if they or memory do not suffice, or if copying weights takes too long.
     """
     turn, seconds_by_device = options.context.stream.turn, _program_seconds(options)
     if turn not in seconds_by_device:

@@ -143,7 +143,7 @@ class OperationsListener:
             task.add_done_callback(tasks.discard)
 
     async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
-        """Serve one connection within a time limit. With too many connections, the limit is shorter."""
+        """Serve one connection, within a time limit until a feed begins. Too many connections may end it earlier."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()

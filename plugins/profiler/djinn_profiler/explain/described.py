@@ -153,7 +153,7 @@ def _costs(result: PipelineResult) -> dict[str, Any] | None:
 
 
 def speeds_of(result: PipelineResult, device: str) -> str:
-    """Return a sentence about the speeds on which a device's predicted times are based."""
+    """Return a phrase about the speeds on which a device's predicted times are based."""
     if _calibrated(result, device):
         return "measured speeds"
     capabilities = next((d for d in result.topology.devices if d.id == device), None)

@@ -102,7 +102,7 @@ def _check_machines(machines: Machines, source: str) -> None:
 
 
 def _groups(machines: Machines) -> Iterator[tuple[str, str]]:
-    """Return the name of each machine, and its groups."""
+    """Yield each machine's name, and its device group: a path of rack and name."""
     for number in range(machines.count):
         rack = number // machines.rack if machines.rack else 0
         name = f"{machines.name}{number}"

@@ -87,7 +87,7 @@ class ThreadRecord:
     Attributes:
         name: name of the thread.
         recorder: its recorder.
-        number: in order of first appearance.
+        number: its number, in order of first appearance.
         calls: flat list of start, end and op of each call on the device.
         times: tensors with times of ops that only C++ saw; `merge_times` moves them to `calls`.
         moments: flat list of times and entered scopes during the block. A scope is a weak reference to a module,

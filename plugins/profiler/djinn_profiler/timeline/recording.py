@@ -317,7 +317,7 @@ class Recording(Tap, Observer):
         self._add(self.current_record(), ("upload", "upload", start_time, time.perf_counter(), None, 0, 0))
 
     def _pop_recorder(self, instructions: int) -> tuple[ThreadRecord, int] | None:
-        """Take the next `instructions` (a count). Return their thread and the first number, or None if there are none."""
+        """Return the thread of the next `instructions` (a count), and the first one's number, or None without any."""
         if not instructions or not self._submitting:
             return None
         record, first, remaining = self._submitting.popleft()

@@ -185,7 +185,7 @@ def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
 
 
 def label(modules: Sequence[str]) -> str:
-    """Return the label of the innermost module, such as `GPT2.transformer.h.3`."""
+    """Return a label of nested modules: the outermost and the innermost, as in `GPT2.transformer.h.3`."""
     if not modules:
         return OUTSIDE
     backward = BACKWARD in modules

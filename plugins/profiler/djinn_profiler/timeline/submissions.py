@@ -41,10 +41,10 @@ class Phases:
         sent: sending of its frame began.
         arrived: the frame arrived at the executor.
         taken: the session began to handle the frame.
-        ready: as in `ExecutionTimes`.
-        begun: as in `ExecutionTimes`.
-        executed: as in `ExecutionTimes`.
-        done: as in `ExecutionTimes`.
+        ready: it began to wait for the device.
+        begun: the device began it.
+        executed: its last instruction had run.
+        done: its results were ready.
         returned: the reply arrived at the client.
         read: the client had read the reply.
     """
