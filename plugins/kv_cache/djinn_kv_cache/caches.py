@@ -83,7 +83,7 @@ class Caches:
             yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
     def _concatenated_caches(self) -> Iterator[Cache]:
-        """Yield each result of a `cat` as a cache, if at least a part of the result outlives the program."""
+        """Yield the caches that `cat` ops make or extend. A part of the op's result must outlive the program."""
         for node in self._nodes_of(frozenset({"cat"})):
             surviving = (
                 self.outliving.get(storage_of(node.outputs[0])) if node.outputs else None
@@ -127,7 +127,7 @@ class Caches:
         return None
 
     def parts(self, node: Node) -> list[int]:
-        """Return the non-empty operands of a `cat`. Many programs start with an empty tensor as the cache."""
+        """Return the non-empty operands of a `cat`. Replace a first operand that is a `cat` of one part by it."""
         parts = [v for v in node.inputs if self.graph.meta(v).numel]
         if len(parts) > 1:
             producer = self.graph.producer(parts[0])

@@ -77,8 +77,8 @@ def _attentions_with_caches(graph: Graph) -> list[_CachedAttention]:
 def _is_plausible(graph: Graph, attention: _CachedAttention, certain: bool) -> bool:
     """Return True if the keys and values of an attention are probably a KV cache.
 
-    Keys and values of the kind `read` count if another attention has a growing cache (`certain`). Keys and values of the
-    kind `kept` count if the queries do not outlive the program, and the program has no backward pass.
+    Kind `read`: both must have it, an op must compute the queries, and another attention must have a growing cache
+    (`certain`). Kind `kept`: the queries must not outlive the program, which must have no backward pass.
     """
     kinds = {attention.key.kind, attention.value.kind}
     if "read" in kinds:

@@ -52,7 +52,7 @@ class CacheTracer:
         return cache
 
     def _nearest_cache(self, value: int) -> Cache | None:
-        """Return the nearest cache from which `value` was computed, or None. Include quantized inputs and their scales."""
+        """Return the nearest cache from which `value` was computed, or None. A quantized cache includes its scales."""
         queue, visited, limit = deque([(value, _AFTER_LAYER)]), {value}, _MAX_OPS
         nearest: Cache | None = None
         quantized_inputs: list[int] = []
@@ -78,9 +78,9 @@ class CacheTracer:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*quantized_inputs, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """Return the scales in `node` that are inputs of the program, if it may dequantize a value.
+        """Return the operands of `node` that may be scales: program inputs, if the op can dequantize a value.
 
-        `followed`: operands that are data, not scales.
+        `followed`: operands that are data, so they are no scales.
         """
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
@@ -90,10 +90,10 @@ class CacheTracer:
         return self.caches.is_quantized(value) and len(self.graph.meta(value).shape) > 2
 
     def _data_operands(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
-        """Return the operands that contain the data of `value`, the result of `node`.
+        """Return the values that contain the data of `value`, the result of `node`. `allowed`: ops that may compute it.
 
-        These operands are the input of a layer, all operands of a `cat`, or the largest operand of a sum or a scaling.
-        `allowed`: ops that may lie between the cache and the attention.
+        For an allocation, return the values that are written into it. For an allowed op, return the input of a layer,
+        all operands of a `cat`, or the largest operand. For another op, return an operand that it passes on, or ().
         """
         if node.operation in _ALLOCATIONS:
             return self.caches.new_buffers.get(storage_of(value), ())

@@ -68,7 +68,7 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Return True if an op made floats from integers. On the CPU, such floats have the process's default dtype."""
+    """Return True if an op made floats from integers. They must have the process's default dtype, as on the CPU."""
     operands = [a for a in arguments if isinstance(a, torch.Tensor)]
     if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in operands):
         return False

@@ -259,7 +259,7 @@ def _run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Convert CSR indices to COO indices by ops that check them. PyTorch's kernel uses them as memory offsets unchecked."""
+    """Convert CSR indices to COO indices by ops that check them, because PyTorch's kernel does not check them."""
     compressed, plain_indices = args[0], args[1]
     if compressed.dim() != 1:
         raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo supports no batches on {DEVICE_NAME}")

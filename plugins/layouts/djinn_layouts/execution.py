@@ -46,7 +46,7 @@ _DTYPES: Final = ((torch.qint8, torch.int8), (torch.quint8, torch.uint8), (torch
 def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     """Run the op `name` on copies of the arguments that it writes, and return `VALUES_PER_RESULT` tensors for each result.
 
-    The tensors of a result are its header, its strided parts, and empty tensors.
+    The tensors of a result are its header, its strided parts, and empty tensors up to this number.
 
     Raises:
         UnsupportedOperation: programs may not contain the op for these layouts, or no argument is a non-strided tensor.
@@ -88,7 +88,7 @@ def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]
     """Return the gradients of a sparse matrix product that reduces by maximum or minimum.
 
     Raises:
-        RuntimeError: the indices of the selected values are invalid. The kernel does not check them.
+        RuntimeError: the indices of the selected values are invalid. This is checked here, because the kernel does not.
     """
     matrix, gradient, _, reduce, terms, *_ = positional
     if reduce in {"amax", "amin"} and (
@@ -136,13 +136,13 @@ class _Arguments:
         return _MAKERS[elements[0]](*elements)
 
     def copy_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
-        """Return a copy of an argument that the op may write into."""
+        """Return a copy of an argument that the op may write into. Remember the copy, to recognise it as a result."""
         copy = argument.clone()
         self._written_identity = _identity_of(copy)
         return copy
 
     def split_result(self, result: Any) -> list[torch.Tensor]:
-        """Split a result into a header and strided tensors. Copy a tensor that shares memory with an argument."""
+        """Split a result into a header and strided tensors. Copy parts that share an argument's memory or have spare memory."""
         if result is None:
             return _padded_parts([NO_RESULT])
         if not isinstance(result, torch.Tensor):
@@ -247,7 +247,7 @@ _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
 
 
 def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
-    """Return the header and the strided parts of a result."""
+    """Return the header and the strided parts of a result. `in_place`: 1 if it is a written argument, else 0."""
     if result.is_quantized:
         return _quantized_parts(result, in_place)
     if result.is_nested:

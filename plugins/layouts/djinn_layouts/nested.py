@@ -90,7 +90,7 @@ def _contiguous(source: NestedTensor) -> NestedTensor:
 
 
 def _view(source: NestedTensor, sizes: Sizes, layout: ComponentStrides) -> NestedTensor:
-    """Return a view of the memory of `source`. If its components are adjacent, it is a contiguous nested tensor."""
+    """Return a view of the memory of `source`. If the components are adjacent, the view is contiguous."""
     start, count = layout.offsets[0] if layout.offsets else 0, sum(element_counts(sizes))
     is_dense = layout.strides == tuple(contiguous_strides(size) for size in sizes)
     if not is_dense or layout.offsets != tuple(start + n for n in contiguous_offsets(sizes)):
@@ -223,7 +223,7 @@ def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _map_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an elementwise op to the memory of all components at once, or to nested tensors if their layouts differ."""
+    """Apply an elementwise op to the memory of all components at once. If layouts differ, call the executor."""
     first = args[0]
     if not isinstance(first, NestedTensor):
         return call(func, args, kwargs)
@@ -325,7 +325,7 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 
 def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Fetch the mask, and return a nested tensor with the vectors of each batch element that it selects."""
+    """Fetch the mask, and return a nested tensor with the vectors that the mask selects in each batch element."""
     padded, mask, must_be_aligned = args[0], args[1], args[2] if len(args) > 2 else True
     if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
         raise RuntimeError(
@@ -367,7 +367,7 @@ def _reshape_as(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> A
 
 
 class _SplitFunction(torch.autograd.Function):
-    """Autograd function of `unbind`, `chunk` and `split_with_sizes`. PyTorch's formulas need a CPU tensor."""
+    """Autograd function of `unbind`, `chunk` and `split_with_sizes`, because PyTorch's formulas need a CPU tensor."""
 
     @staticmethod
     def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:

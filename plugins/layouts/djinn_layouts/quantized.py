@@ -186,14 +186,14 @@ _OF_INTEGERS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType({v: k 
 
 
 def _make_per_tensor(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Return a per-tensor quantized tensor with a copy of these integers."""
+    """Return a per-tensor quantized tensor. `args`: its integers, which are copied, its scale and its zero point."""
     integers, scale, zero_point = args
     integers_copy = record(aten.clone.default, (integers,), {})
     return wrap_quantized(integers_copy, _OF_INTEGERS[integers.dtype], PerTensor(scale, zero_point))
 
 
 def _make_per_channel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Return a per-channel quantized tensor with a copy of these integers."""
+    """Return a per-channel quantized tensor. `args`: its integers, which are copied, scales, zero points and axis."""
     integers, scales, zero_points, axis = args
     if not all(isinstance(part, LazyTensor) for part in (integers, scales, zero_points)):
         raise RuntimeError("integers, scales and zero points must be on the same device")

@@ -78,9 +78,9 @@ def contiguous_nested_strides(sizes: torch.Tensor) -> tuple[torch.Tensor, torch.
 def nested_of_memory(
     memory: torch.Tensor, sizes: torch.Tensor, strides: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
-    """Return a strided nested tensor over one-dimensional `memory`, with a row of each table for each component.
+    """Return a strided nested tensor over one-dimensional `memory`.
 
-    Offsets are relative to the first element of `memory`.
+    The other arguments have an entry for each component. Offsets are relative to the first element of `memory`.
     """
     begins = offsets.add(int(memory.storage_offset()))
     nested: torch.Tensor = torch._nested_view_from_buffer(memory, sizes, strides, begins)

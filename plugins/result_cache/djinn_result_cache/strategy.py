@@ -112,7 +112,7 @@ class Cache:
         ]
 
     def store(self, digest: bytes, program: bytes, results: RunResults, seconds: float) -> None:
-        """Store results, and evict other results if the budget requires it. Drop results above half of the budget.
+        """Store results, and evict other results if a limit requires it. Drop results larger than half of the budget.
 
         `program`: digest of the ops. `seconds`: time that the ops took.
         """
@@ -156,7 +156,7 @@ class CachingOffer(RunOffer):
     """Offer that reuses cached results for runs of a template, and caches results of runs that take long.
 
     Attributes:
-        cached_since_hit: number of runs since the last hit that the offer tried to cache.
+        cached_since_hit: how often the offer has tried to cache results since the last hit.
         runs_without_digest: number of consecutive runs without a digest.
     """
 
@@ -169,7 +169,7 @@ class CachingOffer(RunOffer):
         return "ready" if self.runs_without_digest < MAX_UNKNOWN else "idle"
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Reuse the results of an equal run, or of a run with a common prefix. Otherwise run the ops and cache the results."""
+        """Reuse results of an equal run, or of a run with a common prefix. Cache results of runs that take long."""
         seconds = self._cache.seconds.get(self._program)
         digest = self._digest(run, seconds) if seconds is not None else None
         if seconds is not None and digest is not None:

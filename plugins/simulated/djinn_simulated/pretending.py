@@ -143,7 +143,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _kernel_flops(func: Any, operands: Sequence[torch.Tensor]) -> float:
-    """Return the FLOPs of a kernel that PyTorch's counter does not know, or 0: CPU attention, fused transformer layers."""
+    """Return the FLOPs of CPU attention or a fused transformer layer, which PyTorch cannot count, else 0."""
     name = func.name()
     if "scaled_dot_product" in name and len(operands) > 1:
         query, key = operands[:2]

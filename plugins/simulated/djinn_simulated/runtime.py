@@ -36,7 +36,7 @@ class SimulatedRuntime(DeviceRuntime):
         self._seconds = 0.0
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Return zeros instead of `data`, or `data` itself up to `REAL_BYTES`."""
+        """Return `data` if it has at most `REAL_BYTES` bytes, otherwise as many zeros."""
         if data.numel() <= REAL_BYTES:
             return data
         return self.zeros(data.numel())

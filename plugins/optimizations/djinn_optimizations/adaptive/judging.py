@@ -45,7 +45,7 @@ class Adaptive(Judge):
     def pays(self, trial: Trial) -> bool | None:
         """Return True to keep an optimization on, False to switch it off, or None if more runs are needed.
 
-        An optimization stays on if it saves time, or if the last test finds no difference.
+        It stays on if it saves time, or if the test after the last number of runs in `LOOKS` finds no difference.
         """
         rounds = min(len(trial.with_it), len(trial.without))
         if rounds < LOOKS[0]:
@@ -73,5 +73,5 @@ class Adaptive(Judge):
 
 
 def _is_clearly_faster(times: tuple[float, ...], other_times: tuple[float, ...]) -> bool:
-    """Return True if each time in `times` is less than each time in `other_times` by `CLEAR_FACTOR`."""
+    """Return True if each time in `times`, multiplied by `CLEAR_FACTOR`, is less than each time in `other_times`."""
     return CLEAR_FACTOR * max(times) < min(other_times)

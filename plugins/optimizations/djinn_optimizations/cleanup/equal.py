@@ -112,5 +112,5 @@ class _Search:
 
 
 def _comparable(node: Node) -> bool:
-    """Return True if no scalar of a node is NaN. Later runs compare scalars, and NaN never equals NaN."""
+    """Return True if no scalar of a node is NaN. Later runs check that scalars are still equal, and NaN never is."""
     return not any(math.isnan(slot) for slot in node.slots)

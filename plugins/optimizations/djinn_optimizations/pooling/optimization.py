@@ -60,7 +60,7 @@ class PoolFirst(Optimization):
 
 
 def _is_isolated(context: OptimizationContext, pair: Pair) -> bool:
-    """Return True if `pair` can be replaced: nothing else uses its results, except the pooled values.
+    """Return True if `pair` can be replaced: only its own nodes use its results, apart from the pooled values.
 
     Also, no node between the nodes of the pair may write the inputs of the pair or its intermediate values.
     """

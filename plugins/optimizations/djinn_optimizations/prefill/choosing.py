@@ -104,7 +104,7 @@ def _plan_chunks(
 ) -> tuple[float, tuple[int, ...]] | None:
     """Return the predicted seconds of a run in `count` chunks, and the end row of each chunk.
 
-    Return None if the rows are too few, or the weights do not fit on `count` devices.
+    Return None if the rows are too few, or if fewer than `count` devices can hold all weights.
     """
     if rows.rows < 2 * ROW_STEP * count or not _weights_fit(context, count):
         return None
@@ -121,7 +121,7 @@ def _plan_chunks(
 
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
-    """Return the end row of each of `count` chunks that take equal times. Rows of a chunk attend to all earlier rows."""
+    """Return the end row of each of `count` chunks that take equal times. Later rows attend to more rows."""
     low, high = 0.0, times.seconds_between(0.0, 1.0)
     for _ in range(30):  # bisection for the minimum time per chunk in which the chunks cover all rows
         middle = (low + high) / 2

@@ -104,7 +104,7 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
 def _with_dependencies(rows: Rows, boundary: frozenset[int]) -> list[Node]:
     """Return the divided nodes, the nodes in `boundary`, and the nodes between them that they depend on.
 
-    The inputs of a substitution must exist before its first node.
+    The nodes between are needed, because the inputs of a substitution must exist before its first node.
     """
     graph, first = rows.graph, rows.nodes[0]
     required = {*rows.nodes, *boundary}

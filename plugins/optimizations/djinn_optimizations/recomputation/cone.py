@@ -100,7 +100,7 @@ class _Decisions:
         return {device: tuple(values) for device, values in wanted_on.items()}
 
     def maker(self, value: int) -> Node | None:
-        """Return the node that computes a value, or None if it must not run a second time on a device of the same model."""
+        """Return the node that computes a value, or None if there is none or a second run may have another result."""
         node = self.context.graph.producer(value)
         if node is None or not repeatable(node):
             return None

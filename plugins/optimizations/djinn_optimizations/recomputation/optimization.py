@@ -92,7 +92,7 @@ def _lower_bound_seconds(context: OptimizationContext) -> float:
 
 
 def _why_sent(candidates: Sequence[ReplicaChoice], sending: float) -> str:
-    """Return the reason why no value is recomputed."""
+    """Return the reason why no value is recomputed. `sending`: seconds to send the values that could be recomputed."""
     if len(candidates) == 1:
         return f"sent in {duration(sending)}: recomputing is not faster"
     cheapest_other = min(candidates[1:], key=lambda choice: choice.seconds)

@@ -188,7 +188,7 @@ def computes_attention(graph: Graph, node: Node) -> bool:
 
 
 def _merge_chained(networks: list[Network]) -> list[Network]:
-    """Merge each network with the only network that it feeds. If a network feeds several, leave out the fed networks."""
+    """Merge a network with the network that begins with its last layer. If several begin with it, leave these out."""
     going_on = Counter(n.first[0].node.id for n in networks if len(n.first) == 1)
     joined: dict[int, Network] = {}  # by the id of the last op
     for network in networks:

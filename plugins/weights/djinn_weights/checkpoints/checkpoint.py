@@ -183,7 +183,7 @@ class _Seekable(io.RawIOBase):
     """File object over a weight file, with which `zipfile` reads the directory of an archive.
 
     Attributes:
-        failure: the last read error, or None. `zipfile` hides read errors.
+        failure: the last read error, or None. It is kept here, because `zipfile` hides read errors.
     """
 
     def __init__(self, file: WeightFile) -> None:

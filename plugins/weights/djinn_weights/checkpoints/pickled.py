@@ -329,7 +329,7 @@ def _dictionary(items: Any = ()) -> dict[str, Any]:
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_extra: Any) -> PickledTensor:
     """Interpret `_rebuild_tensor` and `_rebuild_tensor_v2`.
 
-    `_extra`: `requires_grad` and hooks, which are ignored, and the view bits.
+    `_extra`: `requires_grad` and hooks, which are ignored, and metadata such as the conjugate bit, which is refused.
     """
     checked_storage = _checked_type(storage, PickledStorage)
     return _strided_tensor(checked_storage, checked_storage.dtype, offset, shape, strides, *_extra)

@@ -139,7 +139,7 @@ def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -> tuple[HeaderEntry, int]:
-    """Return the header entry of a tensor, and its size in the file in bytes, or 0 if its type is not readable.
+    """Return the header entry of a tensor, and its bytes in the file. They count as 0 if its type is not readable.
 
     `start`: offset of the tensor in the file. `end`: size of the file. Both are in bytes.
     """
@@ -217,7 +217,7 @@ class _Reader:
             raise ValueError("the file has a name or a text that is not UTF-8") from error
 
     def read_value(self, kind: int, depth: int = 0) -> str | int | float | None:
-        """Return the next value of type `kind`. Skip a list at nesting level `depth`, and return None."""
+        """Return the next value of type `kind`, or skip a list and return None. `depth`: nesting level of the value."""
         if kind == _TEXT:
             return self.read(self.read_number(_U64)).decode(errors="replace")
         if kind == _LIST and depth < _DEPTH:

@@ -43,9 +43,9 @@ class HubSource(WeightSource):
         return [address, *(LocalPlace(_snapshot(folder, revision, path), immutable=True) for folder in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """Open the files of an address from a complete cache, or download missing files.
+        """Open the files of an address from a permitted cache that has all of them. Otherwise download missing files.
 
-        If the download fails, use a complete copy in the own cache.
+        If the download fails, open a complete copy in the own cache, which clients may use without permission.
         """
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):

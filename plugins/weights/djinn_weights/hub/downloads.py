@@ -33,7 +33,7 @@ RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
 def ignore_progress(bytes_done: int, bytes_expected: int) -> None:
-    """Ignore the progress of a download. No client asks for progress of an index."""
+    """Ignore the progress of a download. This is for an index, whose progress is not reported to clients."""
 
 
 class _Progress:
@@ -234,8 +234,8 @@ def _shard_names(index: bytes) -> set[str]:
 def _write_reference(reference: Path, commit: str) -> None:
     """Write the commit of a branch or tag to the file `reference`, after all files of the commit are complete.
 
-    Like huggingface_hub, replace the file atomically, with the mode of the umask, and only if it changes. The server may
-    have no permission to write to a cache of another user.
+    Like huggingface_hub, replace the file atomically, with the mode of the umask. An unchanged file is not written,
+    because the server may have no permission to write to a cache of another user.
     """
     if reference.name == commit or (reference.is_file() and reference.read_text() == commit):
         return
