@@ -128,7 +128,7 @@ def _match_around(graph: Graph, weights: int, gradients: Gradients) -> Match | N
 
 
 def _other_operand(graph: Graph, match: Match) -> int:
-    """Return the operand that a match's last product has from outside: the values, or the queries of linear attention."""
+    """Return the operand of a match's last product that is outside the match: values, or queries (linear attention)."""
     mixture = match["mixture"]
     pairs = list(zip(mixture.inputs, graph.flow.operands(mixture), strict=True))[-2:]
     return next((v for v, s in pairs if s not in match.nodes), pairs[-1][0])

@@ -78,7 +78,7 @@ def _is_plausible(graph: Graph, attention: _CachedAttention, certain: bool) -> b
     """Return True if the keys and values of an attention are probably a KV cache.
 
     Kind `read`: both must have it, an op must compute the queries, and another attention must have a growing cache
-    (`certain`). Kind `kept`: the queries must not outlive the program, which must have no backward pass.
+    (`certain`). Kind `kept`: the queries do not outlive the program, which has no backward pass. Other kinds: always.
     """
     kinds = {attention.key.kind, attention.value.kind}
     if "read" in kinds:

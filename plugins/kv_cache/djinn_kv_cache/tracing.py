@@ -78,10 +78,7 @@ class CacheTracer:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*quantized_inputs, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """Return the operands of `node` that may be scales: program inputs, if the op can dequantize a value.
-
-        `followed`: operands that are data, so they are no scales.
-        """
+        """Return operands of `node` that may be scales: program inputs that are not in `followed` (data)."""
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
         return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]
@@ -90,10 +87,11 @@ class CacheTracer:
         return self.caches.is_quantized(value) and len(self.graph.meta(value).shape) > 2
 
     def _data_operands(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
-        """Return the values that contain the data of `value`, the result of `node`. `allowed`: ops that may compute it.
+        """Return the values that contain the data of `value`, the result of `node`.
 
-        For an allocation, return the values that are written into it. For an allowed op, return the input of a layer,
-        all operands of a `cat`, or the largest operand. For another op, return an operand that it passes on, or ().
+        For an allocation, return the values written into it. For an op in `allowed`, return the input of a layer, all
+        operands of a `cat`, or the largest operand. For another op, return the operand that it passes on, or ().
+        `allowed`: ops that may lie between the cache and the attention.
         """
         if node.operation in _ALLOCATIONS:
             return self.caches.new_buffers.get(storage_of(value), ())

@@ -142,7 +142,7 @@ class _Arguments:
         return copy
 
     def split_result(self, result: Any) -> list[torch.Tensor]:
-        """Split a result into a header and strided tensors. Copy parts that share an argument's memory or have spare memory."""
+        """Split a result into a header and strided tensors. Copy those with an argument's memory or spare memory."""
         if result is None:
             return _padded_parts([NO_RESULT])
         if not isinstance(result, torch.Tensor):
@@ -247,7 +247,7 @@ _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
 
 
 def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
-    """Return the header and the strided parts of a result. `in_place`: 1 if it is a written argument, else 0."""
+    """Return the header and the strided parts of a result. `in_place`: 1 if the result is a written argument."""
     if result.is_quantized:
         return _quantized_parts(result, in_place)
     if result.is_nested:

@@ -223,7 +223,7 @@ def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _map_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an elementwise op to the memory of all components at once. If layouts differ, call the executor."""
+    """Apply an elementwise op to the memory of all components, or on the executor to tensors whose layouts differ."""
     first = args[0]
     if not isinstance(first, NestedTensor):
         return call(func, args, kwargs)

@@ -169,7 +169,7 @@ class CachingOffer(RunOffer):
         return "ready" if self.runs_without_digest < MAX_UNKNOWN else "idle"
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Reuse results of an equal run, or of a run with a common prefix. Cache results of runs that take long."""
+        """Reuse results of a run that is equal or has a common prefix, else run the ops. Cache results of long runs."""
         seconds = self._cache.seconds.get(self._program)
         digest = self._digest(run, seconds) if seconds is not None else None
         if seconds is not None and digest is not None:

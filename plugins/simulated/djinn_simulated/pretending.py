@@ -105,7 +105,7 @@ class SimulationMode(TorchDispatchMode):
         return None if result is None else _argument(result, args, kwargs, func)
 
     def _simulate(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
-        """Return the simulation of a call, or None if the op must run because no layouts can be predicted."""
+        """Return the simulation of a call, or None if the op must run: it is a view, or no layouts can be predicted."""
         if _is_view(func):
             return None
         schema = schema_of(func)

@@ -37,7 +37,7 @@ Rule = Callable[[Case], tuple[int, ...] | None]
 
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Return the operands of a node that have rows, or None if the node mixes rows, is random, or has no rule.
+    """Return the operands of a node that have rows, or None if it mixes rows, draws random numbers or has no rule.
 
     Row i of each result depends only on row i of these operands.
     """

@@ -121,7 +121,7 @@ def _plan_chunks(
 
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
-    """Return the end row of each of `count` chunks that take equal times. Later rows attend to more rows."""
+    """Return the end rows of `count` chunks of equal time. Later chunks are shorter: their rows attend to more rows."""
     low, high = 0.0, times.seconds_between(0.0, 1.0)
     for _ in range(30):  # bisection for the minimum time per chunk in which the chunks cover all rows
         middle = (low + high) / 2

@@ -61,7 +61,7 @@ def networks_of(graph: Graph) -> tuple[Network, ...]:
 
 
 class _Path(NamedTuple):
-    """Paths from linear layers to a result, through elementwise ops only.
+    """Paths from linear layers to a result, through ops in `_BETWEEN` only.
 
     Attributes:
         layers: ids of the linear layers.
@@ -105,7 +105,7 @@ class _Search:
     def _extend_path(self, node: Node) -> _Path | None:
         """Return the paths to the result of `node`.
 
-        Return None if the node has operands other than constants and results of layers, or if no path can continue.
+        Return None if no path can continue, or an operand has no path and is no constant. `cat` may also join an attention.
         """
         operation = node.operation
         if operation in CONVOLUTION and not self._is_depthwise(node):

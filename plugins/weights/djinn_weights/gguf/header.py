@@ -139,7 +139,7 @@ def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -> tuple[HeaderEntry, int]:
-    """Return the header entry of a tensor, and its bytes in the file. They count as 0 if its type is not readable.
+    """Return the header entry of a tensor, and its bytes in the file: 0 if its type is not readable.
 
     `start`: offset of the tensor in the file. `end`: size of the file. Both are in bytes.
     """

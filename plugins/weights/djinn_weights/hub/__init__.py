@@ -45,7 +45,7 @@ class HubSource(WeightSource):
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
         """Open the files of an address from a permitted cache that has all of them. Otherwise download missing files.
 
-        If the download fails, open a complete copy in the own cache, which clients may use without permission.
+        If the download fails, open a complete copy in the own cache. Like a download, it needs no permission.
         """
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
