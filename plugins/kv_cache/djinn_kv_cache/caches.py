@@ -127,7 +127,7 @@ class Caches:
         return None
 
     def parts(self, node: Node) -> list[int]:
-        """Return the non-empty operands of a `cat`. If a `cat` returns the first unchanged, return its operand."""
+        """Return the non-empty operands of a `cat`. If the first is a `cat` of one part, return this part instead."""
         parts = [v for v in node.inputs if self.graph.meta(v).numel]
         if len(parts) > 1:
             producer = self.graph.producer(parts[0])

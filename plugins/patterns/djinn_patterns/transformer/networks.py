@@ -61,7 +61,7 @@ def networks_of(graph: Graph) -> tuple[Network, ...]:
 
 
 class _Path(NamedTuple):
-    """Paths from linear layers to a result, through ops in `_BETWEEN` only.
+    """Paths from linear layers to a result, only through ops that may lie between layers of a network.
 
     Attributes:
         layers: ids of the linear layers.
@@ -105,7 +105,7 @@ class _Search:
     def _extend_path(self, node: Node) -> _Path | None:
         """Return the paths to the result of `node`.
 
-        Return None if no path can continue, or an operand has no path and is no constant. `cat` may also join an attention.
+        Return None if no path can continue, or if an operand has no path and is no constant. `cat` may join an attention.
         """
         operation = node.operation
         if operation in CONVOLUTION and not self._is_depthwise(node):
