@@ -78,7 +78,7 @@ class CacheTracer:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*quantized_inputs, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """Return operands of `node` that may be scales: program inputs that are not in `followed` (data)."""
+        """Return operands of a sum or scaling that may be scales: program inputs that are not in `followed` (data)."""
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
         return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]

@@ -157,7 +157,7 @@ class _Search:
         return all(v in self.region_values and self.values[storage_of(v)] == 1 for v in node.writes)
 
     def _has_shared_operands(self, node: Node) -> bool:
-        """Return True if each operand is computed in the region, before it, or by ops that can run once for all parts."""
+        """Return True if each operand is made in the region, before it, or by ops that may run once for all parts."""
         return all(v in self.region_values or self._exists_before_region(v) for v in node.inputs)
 
     def _exists_before_region(self, value: int) -> bool:
