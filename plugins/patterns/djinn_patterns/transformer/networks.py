@@ -105,7 +105,7 @@ class _Search:
     def _extend_path(self, node: Node) -> _Path | None:
         """Return the paths to the result of `node`.
 
-        Return None if no path can continue, or if an operand has no path and is neither constant nor a joined attention.
+        Return None if no path can continue, or an operand has no path and is neither constant nor a joined attention.
         """
         operation = node.operation
         if operation in CONVOLUTION and not self._is_depthwise(node):
