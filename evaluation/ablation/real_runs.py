@@ -48,7 +48,7 @@ Runs = dict[str, dict[str, dict[str, StepCounts]]]
 
 @contextmanager
 def session(where: str, disabled: Sequence[str]) -> Iterator[None]:
-    """Connect to one executor, two executors, or one on `fakegpu`."""
+    """Connect to the executors of `where`: two, one on `fakegpu`, or one. `disabled`: plugins that are off."""
     settings: dict[str, Any] = {"exact": False, "disable": ("adaptive", *disabled)}
     settings["plugin_settings"] = {} if "cleanup" in disabled else {"cleanup": {"on": True}}
     with ExitStack() as stack:

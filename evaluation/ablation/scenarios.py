@@ -144,7 +144,7 @@ def branches() -> Model:
 
 
 class Hidden(nn.Module):
-    """Return the last token's logits and the caches of a causal language model."""
+    """A causal language model that returns the last token's logits and the caches."""
 
     def __init__(self, layers: int, **sizes: int) -> None:
         super().__init__()

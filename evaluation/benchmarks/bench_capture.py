@@ -125,9 +125,9 @@ def spec_of(tensor: torch.Tensor) -> Spec:
 
 
 def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
-    """Return the calls that record one instruction through `__torch_dispatch__`, and the metadata of their results.
+    """Return the calls that reach `__torch_dispatch__` as one op, with `Floor` tensors as arguments.
 
-    The calls have `Floor` tensors as arguments.
+    Also return the metadata of the calls' results, which `Floor.specs` needs.
     """
     whole = {"linear", "matmul", "layer_norm", "scaled_dot_product_attention"}
     reaching = [
@@ -156,7 +156,7 @@ def best(run: Callable[[], object], rounds: int, before: Callable[[], object]) -
 
 @torch.no_grad()
 def average(effort: Effort) -> Outcome:
-    """Return the mean recording time of the ops of a decode step, divided by the reference."""
+    """Return the mean recording time of a decode step's ops, divided by the mean time of ops on `Floor` tensors."""
     calls = decode_step(effort)
     bare, specs = least(calls)
 
@@ -192,7 +192,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch.no_grad()
 def single(name: str, effort: Effort) -> Outcome:
-    """Return the client's time to record the op `name` again and again, divided by the reference."""
+    """Return the client's time to record the op `name`, divided by the time of an addition of `Floor` tensors."""
     spec = ((4, 4), (4, 1), 0, torch.float32)
     remote, bare = torch.empty(4, 4, device=REMOTE), torch_dispatch.make_wrapper(Floor, *spec, REMOTE)
 

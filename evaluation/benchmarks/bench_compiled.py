@@ -112,7 +112,7 @@ def under_compile(start: Start) -> Run | None:
 
 
 def warm(run: Run) -> tuple[float, int]:
-    """Call the step until the server has finished compiling. Return the seconds that took, and the number of hot templates."""
+    """Call the step until the server has finished compiling. Return the seconds, and the number of hot templates."""
     start = last = time.monotonic()
     quiet = hot = 0
     while quiet < QUIET_RUNS:

@@ -38,7 +38,7 @@ def token(config: Config, effort: Effort) -> tuple[float, float]:
 
 
 def decoding(conditions: Conditions, config: Config, effort: Effort) -> Outcome:
-    """Return the time of a token over the link, divided by the time of a token over loopback plus a round trip."""
+    """Return the time of a token over the link, divided by the sum of its time over loopback and a round trip."""
     config = TOY if effort.small else config
     loopback = []
 
@@ -56,7 +56,7 @@ def decoding(conditions: Conditions, config: Config, effort: Effort) -> Outcome:
 
 
 def upload(conditions: Conditions, effort: Effort) -> Outcome:
-    """Return the time of 64 MiB both ways, divided by bytes over bandwidth plus a round trip.
+    """Return the time of 64 MiB both ways, divided by the least possible time: bytes over bandwidth, and a round trip.
 
     On a fast link, also measure one connection.
     """

@@ -111,7 +111,7 @@ def equal_prompts(second_session: bool, effort: Effort) -> Outcome:
 
 
 def common_prefix(effort: Effort) -> Outcome:
-    """Return the executor's time for prompts with the first tokens of an earlier prompt, divided by the earlier time."""
+    """Return the executor's time for prompts that begin like an earlier prompt, divided by the time for the latter."""
     layers, tokens = _sizes(effort)
     environment = CACHE | ({"DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"} if effort.small else {})
     with served(threads=effort.threads, environment=environment) as server:

@@ -89,7 +89,7 @@ class Replay:
         self._done.set()
 
     def wait(self) -> None:
-        """Wait until the first frames are sent or, after `go`, until the last reply has arrived."""
+        """Wait until the first frames are sent or, after `release_part`, until the last reply has arrived."""
         if not self._done.wait(600):
             raise RuntimeError("a client that replays frames has no reply")
 

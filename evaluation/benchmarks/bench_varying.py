@@ -202,7 +202,7 @@ def new_over_known(program: Program, effort: Effort, **plugin: object) -> Outcom
 
 
 def late_over_early(program: Program, effort: Effort) -> Outcome:
-    """Return the cost of late steps divided by early steps, each relative to local steps at that time."""
+    """Return the cost of late steps divided by that of early steps. It is divided by the same ratio of local steps."""
     result = varied(program, effort)
     here = result.late_here.cpu / result.early_here.cpu
     compared = quotient(result.late, result.early)

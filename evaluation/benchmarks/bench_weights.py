@@ -101,7 +101,7 @@ def of_first_token(effort: Effort) -> Outcome:
 def of_second_session(effort: Effort) -> Outcome:
     """Return the seconds to load all weights while another session has the model, so that the server reads no file.
 
-    Figures are the seconds for a model of a quarter of the width, which should be equal, and of the first forward pass.
+    The figures also cover a model of a quarter of the width, which should load as fast, and forward passes of both.
     """
     figures: dict[str, float] = {}
     ready = 0.0

@@ -188,7 +188,7 @@ def near_interface() -> str:
 
 
 def limit_uplink(bits_per_second: float) -> None:
-    """Limit what this process's end of `namespace` sends. The link had no limit before."""
+    """Limit what this process sends over the link of `namespace`. The link must not have a limit yet."""
     _do("tc", "qdisc", "add", "dev", near_interface(), "root", "tbf", *_limit(bits_per_second))
 
 
@@ -230,7 +230,7 @@ def _raise(name: str, address: str, conditions: Conditions, inside: list[str], c
 
 
 def _divide(name: str, conditions: Conditions, inside: list[str], clients_port: str) -> None:
-    """Limit each connection separately, by five bits of its client port (systems assign even ones)."""
+    """Limit connections separately, by five bits of the client port. Its lowest bit is ignored, because it is mostly 0."""
     _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "htb", "default", "10")
     _add_class(name, "1:", "1:1", conditions.bits_per_second, inside)
     for bits in range(32):

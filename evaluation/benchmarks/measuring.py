@@ -201,7 +201,7 @@ def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dic
 
 
 def verdict(case: Case, outcome: Outcome, effort: Effort) -> str:
-    """Return `met` or `missed`, if the case has a bar and was fully measured."""
+    """Return `met` or `missed`, or spaces if the case has no bar or was measured with the smallest sizes."""
     if case.bar is None or effort.small:
         return "     "
     return "met  " if outcome.value <= case.bar else "missed"

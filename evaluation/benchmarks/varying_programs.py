@@ -35,13 +35,13 @@ class Program:
     fetched: int = 10
 
     def halves(self, known: int) -> tuple[list[Size], list[Size]]:
-        """Return up to `known` sizes for the first steps, and as many for later steps, each spread over all sizes."""
+        """Return half of the sizes, at most `known`, for the first steps. Return the other half for later steps."""
         mixed = list(self.sizes)
         random.Random(0).shuffle(mixed)
         return mixed[::2][:known], mixed[1::2]
 
     def drawn(self, among: Sequence[Size], seed: int) -> Iterator[Size]:
-        """Yield random sizes out of `among` without end."""
+        """Yield random sizes out of `among` without end. If the program has a usual size, it is nine of ten."""
         draw = random.Random(seed)
         for number in itertools.count(1):
             yield self.usual if self.usual and number % 10 else draw.choice(among)

@@ -89,7 +89,7 @@ def executors() -> list[int]:
 
 
 def any_of(processes: Sequence[int], chance: random.Random) -> list[int]:
-    """Return a random process in a list, or all processes."""
+    """Return a random choice: one of the processes, or all of them."""
     return chance.choice([*([process] for process in processes), [*processes]])
 
 

@@ -26,7 +26,7 @@ from evaluation.chaos.interrupting import Trial, trials
 @click.option("--idle-seconds", default=1.0, help="Maximum seconds from an exception until the executor is idle.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="File for the results.")
 def main(presses: int, seed: int, server: str, raised_seconds: float, idle_seconds: float, file: Path | None) -> None:
-    """Press Ctrl-C repeatedly. Exit with 1 if an exception or the idle executor took too long, or if state was lost."""
+    """Press Ctrl-C repeatedly. Exit with 1 if an exception came late, the executor stayed busy, or state was lost."""
     signal.signal(signal.SIGINT, raise_outside_torch)
     djinn.configure(threads=1, **({"servers": [server]} if server else {}))
     results: dict[str, list[Trial]] = defaultdict(list)

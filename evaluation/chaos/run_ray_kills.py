@@ -90,7 +90,7 @@ def kill_actor(cluster: Cluster) -> None:
 def kill_process(number: Callable[[], int | None]) -> None:
     """Kill the process whose id `number` returns, once the process has started.
 
-    `number` returns None or 0 before. A signal to the id 0 would reach this process group.
+    Before, `number` returns None or 0. Neither gets a signal, because the id 0 means this process group.
     """
     until = time.monotonic() + 60
     while not (process := number()):

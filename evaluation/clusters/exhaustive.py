@@ -126,7 +126,7 @@ def placement_exists(graph, request, pinned=None):
 
 
 def may_be_on(graph, request, name, device, pieces):
-    """Return True if a device supports the ops and dtypes of the set of storages `name`, and the dtypes of its uploads."""
+    """Return True if a device supports ops, dtypes and uploads of a set of storages. `name`: its root in `pieces`."""
     one = request.topology.device(device)
     for node in graph.nodes:
         if pieces.find(storage_of((*node.outputs, *node.writes)[0])) != name:

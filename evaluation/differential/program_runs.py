@@ -166,7 +166,7 @@ class Runner:
         return facts
 
     def found(self) -> list[tuple[str, Any]]:
-        """Return the values of the program by place, with the items of lists and dicts."""
+        """Return the values of the program by name, with the items of lists and dicts."""
         return list(_parts({name: value for name, value in self.names.items() if _is_own(name, self._given)}))
 
     def finish(self) -> Facts:
@@ -261,7 +261,7 @@ def _parts(held: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 class Raised:
     """An exception of a statement: its narrowest type in `KINDS`, and its text.
 
-    Two exceptions are equal if their types are equal and their texts are, if these are PyTorch's (`own`).
+    Two exceptions are equal if their types and texts are equal. Texts are ignored if Djinn raised one of them (`own`).
     """
 
     kind: str

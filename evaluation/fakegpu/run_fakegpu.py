@@ -92,7 +92,7 @@ def count_increases(work: Callable[[], object]) -> Callable[[str], int]:
 
 
 def figures_each(work: Callable[[int], object], count: int, prefix: str, unit: str) -> Figures:
-    """Run `work(count)`. Return the counters, divided by `count`."""
+    """Run `work(count)`. Return the counters divided by `count`, under the names `{prefix}_{counter}_per_{unit}`."""
     grew = count_increases(lambda: work(count))
     results = {
         "syncs": grew("synchronizations"),

@@ -46,7 +46,7 @@ def _copy(value: Any) -> Any:
 
 
 def database_calls(each: int = 8, samples: int = 4) -> dict[str, list[Call]]:
-    """Return some calls of each overload that the database reaches."""
+    """Return up to `each` calls of each overload that the first `samples` samples of database entries reach."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     mode = Calls(each)

@@ -392,7 +392,7 @@ _LEADS = (
 
 
 def _folders() -> Callable[[bytes], None]:
-    """Return a target that opens addresses in a generated tree of folders, files and links, some out of the permitted folder."""
+    """Return a target that opens addresses in a generated file tree. Its links may lead out of the permitted folder."""
     root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)).resolve()
     models, secret = root / "models", root / "other" / "secret.safetensors"
     file, hidden = save({"a": torch.ones(2)}), save({"secret": torch.ones(2)})

@@ -66,7 +66,7 @@ class Part:
 def own(
     name: str, covers: str, seconds: int = 300, *, gpu: bool = False, quick: int = 0, module: str = "parts"
 ) -> Part:
-    """Return a part of the module `module` of this package."""
+    """Return a part that `module` of this package runs. Other arguments are fields of `Part`."""
     command = (sys.executable, "-m", f"evaluation.gpu.{module}", name, "--device", "{device}", "--to", "{to}")
     return Part(name, covers, command, seconds, gpu, quick, module == "parts")
 

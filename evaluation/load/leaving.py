@@ -144,7 +144,7 @@ class Peer:
         return self.open[-1]
 
     def hello(self, token: str = "") -> Any:
-        """Return a connection to the gateway that has sent its token."""
+        """Connect to the gateway and send the token. Return the connection."""
         from djinn_core.wire.messages import PROTOCOL_VERSION, Hello, encode
 
         connection = self.dial(self.urls[self.scheme])
@@ -152,7 +152,7 @@ class Peer:
         return connection
 
     def attach(self, *, direct: bool, ticket: str = "") -> tuple[Any, Any]:
-        """Return a connection that has sent its ticket, and the executor's address."""
+        """Send a ticket, `direct` to the executor or to the gateway. Return the connection and the executor's address."""
         from djinn_core.wire.messages import Attach, decode, encode
 
         gateway = self.hello()

@@ -149,7 +149,7 @@ def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: f
 def figures_of(
     seen: list[dict[str, Any]], begin: dict[int, int], end: dict[int, int], seconds: float
 ) -> dict[str, Any]:
-    """Return the report on the clients."""
+    """Return the report on the clients. `seen`: their figures. `begin`, `end`: bytes of the server's processes."""
     took = sorted(second for item in seen for second in item["seconds"]) or [0.0]
     rates = [item["requests"] / seconds for item in seen]
     failures = [item["failure"] for item in seen if item["failure"]]

@@ -38,7 +38,7 @@ def _any(rng: random.Random, pool: Pool) -> torch.Tensor:
 
 
 def _first(t: torch.Tensor, count: int) -> torch.Tensor:
-    """Return indexes of the first element of the first dimension. Out-of-range ones would fail remotely at the fetch."""
+    """Return `count` zeros as indexes, because the remote device rejects indexes out of range only at the fetch."""
     if not t.dim() or not t.shape[0]:
         raise IndexError
     return torch.zeros(count, dtype=torch.int64, device=t.device)
@@ -202,7 +202,7 @@ def _steps(t: torch.Tensor) -> list[int]:
 
 
 def _kinds(refused: list[str]) -> list[str]:
-    """Return the kinds of the errors. For a few ops, a missing dtype is known only at the fetch."""
+    """Return the errors' kinds except NotImplementedError, which the remote device may raise only at the fetch."""
     kinds = [line.split(":")[0] for line in refused]
     return [kind for kind in kinds if kind != "NotImplementedError"]
 

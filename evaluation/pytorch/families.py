@@ -63,7 +63,7 @@ class Family:
         fields: fields that make the configuration small.
         inputs: function that returns the inputs of a model.
         tester: attributes that differ from those of `Tester`.
-        case: attributes by which the mixin skips or selects tests.
+        case: attributes by which transformers' test mixin skips or selects tests.
     """
 
     config: str
@@ -198,7 +198,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
 
 
 class Tester:
-    """The configuration and inputs for the mixin."""
+    """Model configuration and inputs, which transformers' test mixin reads from the attribute `model_tester`."""
 
     batch_size, seq_length, is_training = 3, 7, True
     hidden_size, num_hidden_layers, num_attention_heads = 32, 2, 4

@@ -59,7 +59,7 @@ class FileResults:
         return [test for test, outcome in self.cpu.items() if outcome.outcome == "passed"]
 
     def compared(self) -> list[tuple[str, Outcome, Outcome]]:
-        """Return the name and both outcomes of each test that passed on the CPU, except tests for the CPU only."""
+        """Return name and both outcomes of each test that passed on the CPU, and ran remotely without being skipped."""
         both = [(t, self.cpu[t], self.remote[t]) for t in self.passed_on_cpu() if t in self.remote]
         return [(t, here, there) for t, here, there in both if there.outcome != "skipped"]
 

@@ -29,7 +29,7 @@ def _of_device_types(name: str) -> Any:
 
 
 def _skip_ops(*given: Any) -> Any:
-    """Return the former `skipOps`, which took the names of a class and a test before the ops."""
+    """Call `skipOps` with the ops only. Formerly, it took the names of a class and a test before the ops."""
     return _of_device_types("skipOps")(given[-1])
 
 
@@ -54,8 +54,8 @@ def put_in_place(source: str) -> None:
 
 
 def as_now(source: str) -> str:
-    """Return the text of a test file with explicit base-class calls, so that methods also work in derived classes.
+    """Return a test file's text with `super()` for `super(self.__class__, self)`, which fails in derived classes.
 
-    PyTorch's device classes derive from the classes of a test file. In 2.6 they did not.
+    PyTorch's device classes now derive from the classes of a test file. In 2.6 they did not.
     """
     return source.replace("super(self.__class__, self)", "super()")

@@ -43,7 +43,7 @@ GRACE = 30.0  # seconds after its limit before a test that ignores a signal is k
 
 @attrs.frozen
 class Order:
-    """Tests to run: the tests in `named`, or every `stride`-th test, from the `first` on, that matches `only`.
+    """Tests to run: those in `named`. If it is None, every `stride`-th match of `only`, from number `first` on.
 
     A test may take `test_seconds` of processor time, and `patience` times as long in wall time. All tests together may take
     `file_seconds` of wall time.
@@ -112,7 +112,7 @@ def load(file: Path) -> Any:
 
 
 def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
-    """Return the tests of a file, or those that PyTorch made for the device, by their common names."""
+    """Return a file's tests by common name. `device_generic`: True for only the tests that PyTorch made for the device."""
     from torch.testing._internal.common_device_type import DeviceTypeTestBase
 
     base = DeviceTypeTestBase if device_generic else unittest.TestCase
@@ -126,7 +126,7 @@ def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
 
 
 def run_all(tests: dict[str, unittest.TestCase], chosen: Sequence[str], order: Order) -> dict[str, Any]:
-    """Return the outcome of each test within the time limit.
+    """Run tests until the time limit. Return the outcome of each test that has run.
 
     Raises:
         RuntimeError: no test can be run.

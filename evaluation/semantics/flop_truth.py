@@ -22,7 +22,7 @@ from evaluation.semantics.situations import GENERATION, SEED, backward, optimize
 
 
 def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> int:
-    """Return the FLOPs of a forward pass, or of the second training step, because experts may change after the first."""
+    """Return the FLOPs of a forward pass or a training step: the second, because experts may change after the first."""
     model = _counted_fully(model)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _Everywhere()  # type: ignore[assignment]

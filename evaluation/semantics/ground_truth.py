@@ -63,7 +63,7 @@ class Instance:
 
 @attrs.frozen
 class Truth:
-    """Ground truth of one program. Several answers are right if the field uses several words.
+    """Ground truth of one program. If a field holds a set of answers, each of them is right.
 
     Attributes:
         workloads: the right workload types.

@@ -152,7 +152,7 @@ def _linear(scene: Scene, index: int) -> list[int]:
 
 
 def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:
-    """Yield the feed-forward networks of each block, and other modules with such a name. Other layers are optional."""
+    """Yield feed-forward networks: of blocks, and modules with such a class name. Other linear layers are optional."""
     used_nodes: set[int] = set()
     attended = {n for a in attentions for n in a.span}
     for index in blocks:
@@ -174,7 +174,7 @@ def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[
 
 
 def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
-    """Yield the products of each feed-forward network of a block: of each named module, or of all linear layers together."""
+    """Yield the products of each feed-forward network of a block: by pair of layers, by named module, or all as one."""
     layers: dict[int, list[int]] = defaultdict(list)
     if rules.has_several_networks(scene.runs[block].module):
         yield from (scene.ops(scene.inside(pair), PRODUCTS) for pair in _pairs(scene, block))
@@ -198,7 +198,7 @@ def _pairs(scene: Scene, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
-    """Yield optional instances of linear layers not in `taken`. Two with an activation between them may be a network."""
+    """Yield optional instances of linear layers not in `taken`, because two such layers may be a network."""
     attention = scene.inside(scene.outermost(rules.is_attention)) | scene.inside(scene.outermost(rules.is_recurrent))
     mixed = scene.inside(scene.outermost(rules.is_mixture))
     core = scene.ops(scene.inside(scene.find(rules.is_linear)) | mixed, PRODUCTS) - taken - attention

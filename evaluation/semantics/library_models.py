@@ -35,7 +35,7 @@ DECODER = TEXT | GROUPED
 
 
 def model(name: str, prefix: str, head: str, inputs: Callable[[], Inputs], config: str = "", **settings: Any) -> None:
-    """Add an entry of transformers, by the names of its classes. A name `entry@module` differs from its module's."""
+    """Add an entry of transformers. `name`: its module, or `entry@module`. `prefix`, `head`: parts of class names."""
     entry, _, module = name.partition("@")
 
     def make() -> tuple[nn.Module, Inputs]:

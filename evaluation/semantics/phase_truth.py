@@ -84,9 +84,9 @@ def _part_of_step(node: int, marks: Mapping[str, int]) -> Phase:
 def _multimodal(
     situation: str, count: int, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
-    """Return phases by node: vision for vision towers, fusion or language model for nodes that depend on both modalities.
+    """Return phases by node: vision in vision towers and for images alone, the situation's phase for text alone.
 
-    Other nodes have no label.
+    For nodes that depend on both modalities, fusion and the situation's phase are right. Other nodes have no label.
     """
     call = _OF_CALL[situation]
     results: dict[int, frozenset[Phase]] = {}

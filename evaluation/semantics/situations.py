@@ -45,7 +45,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs for an evaluation: without labels, except for decoders, and without a cache."""
+    """Return inputs without a cache, and without labels unless `forward` needs them. Decoders read labels as inputs."""
     takes = _parameters(model)
     needs_labels = "labels" in takes and takes["labels"].default is inspect.Parameter.empty
     options = {
@@ -116,9 +116,9 @@ _OF_CACHES: Mapping[str, Mapping[str, Any]] = {
 
 
 def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode") -> Iterator[Call]:
-    """Yield recordings of prefill and of the second decode step of `generate()`. With a static cache, yield only the step.
+    """Yield recordings of prefill and of the second decode step of `generate()`. With a special cache, yield only the step.
 
-    `generate()` calls encoders and towers separately before, but `prefill` records them together.
+    This prefill lacks encoders and towers, because `generate()` calls them separately. The function `prefill` has them.
     """
     model.eval()
     options = {**GENERATION, **_OF_CACHES.get(name, {})}

@@ -173,7 +173,7 @@ def fusions(
     kept: RetainedTensors,
     required: bool,
 ) -> Iterator[Instance]:
-    """Yield an instance for each module with fusion points."""
+    """Yield an instance for each innermost module with nodes of `meetings`. `required`: True if a miss is an error."""
     by_run: dict[int | None, list[int]] = defaultdict(list)
     for node in meetings(graph, kinds, kept):
         by_run[_innermost(runs, node)].append(node)

@@ -161,7 +161,7 @@ def generate(model: nn.Module, inputs: Inputs) -> list[list[int]]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output, or the sum of the mean squares of its tensors, of which large ones are scaled."""
+    """Return an output's loss or, without one, the sum of its tensors' mean squares, each scaled to less than 1."""
     loss = output.get("loss") if isinstance(output, Mapping) else None
     if loss is not None:
         return loss
