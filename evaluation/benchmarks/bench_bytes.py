@@ -84,7 +84,7 @@ def second_process(effort: Effort) -> Outcome:
 
 
 def element(_: Effort) -> Outcome:
-    """Return the bytes of `x[5].item()` on a tensor of 16 MB."""
+    """Return the bytes that `x[5].item()` receives for a tensor of 16 MB."""
     with connected():
         x = torch.arange(4 << 20, dtype=torch.float32).to(REMOTE)
         x[4].item()

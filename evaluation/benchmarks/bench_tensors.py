@@ -68,7 +68,7 @@ def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> O
 
 
 def copies(effort: Effort) -> Outcome:
-    """Return the number of copies of a tensor's bytes. It is 0 if the decoded tensor has the same memory."""
+    """Return 0 if a decoded tensor has the memory of the encoded one, so that no bytes were copied, otherwise 1."""
     tensor = torch.arange(1000 if effort.small else ELEMENTS, dtype=torch.float32)
     return Outcome(float(measure_djinn(tensor).data_ptr() != tensor.data_ptr()))
 

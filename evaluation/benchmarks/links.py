@@ -230,7 +230,7 @@ def _raise(name: str, address: str, conditions: Conditions, inside: list[str], c
 
 
 def _divide(name: str, conditions: Conditions, inside: list[str], clients_port: str) -> None:
-    """Limit connections separately, by five bits of the client port. Its lowest bit is ignored, because it is mostly 0."""
+    """Limit connections separately, by bits 1 to 5 of the client port. Bit 0 is left out, because it is mostly 0."""
     _do(*inside, "tc", "qdisc", "add", "dev", name, "root", "handle", "1:", "htb", "default", "10")
     _add_class(name, "1:", "1:1", conditions.bits_per_second, inside)
     for bits in range(32):

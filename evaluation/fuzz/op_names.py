@@ -59,7 +59,7 @@ PARTS = (
 
 
 def hostile_names(allowed: frozenset[str], count: int, seed: int) -> Iterator[str]:
-    """Yield names that are neither in `allowed` nor ops of `aten`: combinations of parts, and misspelt allowed names."""
+    """Yield names neither in `allowed` nor of `aten` or `djinn`: combinations of parts, and misspelt allowed names."""
     draw, sources = random.Random(seed), sorted(allowed)
     while count:
         name = _put_together(draw) if draw.random() < 0.5 else _respelt(draw, draw.choice(sources))

@@ -152,7 +152,7 @@ class Peer:
         return connection
 
     def attach(self, *, direct: bool, ticket: str = "") -> tuple[Any, Any]:
-        """Send a ticket, `direct` to the executor or to the gateway. Return the connection and the executor's address."""
+        """Send a ticket to the gateway or, if `direct`, the executor. Return connection and executor's address."""
         from djinn_core.wire.messages import Attach, decode, encode
 
         gateway = self.hello()

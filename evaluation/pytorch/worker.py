@@ -112,7 +112,7 @@ def load(file: Path) -> Any:
 
 
 def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
-    """Return a file's tests by common name. `device_generic`: True for only the tests that PyTorch made for the device."""
+    """Return a file's tests by common name. `device_generic`: True for only those that PyTorch made for the device."""
     from torch.testing._internal.common_device_type import DeviceTypeTestBase
 
     base = DeviceTypeTestBase if device_generic else unittest.TestCase
