@@ -129,7 +129,7 @@ def warm(run: Run) -> tuple[float, int]:
 
 
 def measure(start: Start, times: int, effort: Effort) -> Outcome:
-    """Measure the compiling server against local eager. The figures include a local `torch.compile` and hot templates."""
+    """Measure the compiling server against local eager. The figures include a local `torch.compile`."""
     here = start("cpu")
     for _ in range(3):
         here()

@@ -293,7 +293,7 @@ def too_full(result, request):
 
 
 def fits_somewhere(graph, request):
-    """Return True if one device can hold all values of the program at once. Then a plan must exist."""
+    """Return True if one device can certainly hold and run the whole program. Then a plan must exist."""
     dtypes = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
     dtypes |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
     whole = sum(sizes(graph).values()) + max(workspace(graph, node) for node in graph.nodes)

@@ -103,7 +103,7 @@ def _forget_failures(device: str) -> None:
 
 
 def layout_of(result: Any) -> Any:
-    """Return the device and memory layout of a result, without strides of dimensions of size 1."""
+    """Return a result's memory layout and dtype, without strides of dimensions of size 1, or a non-tensor's type."""
     if not isinstance(result, torch.Tensor):
         return type(result)
     if result.layout != torch.strided:
@@ -118,7 +118,7 @@ def check_same(expected: Outcome, actual: Outcome, tolerance: Tolerance) -> None
     """Compare two outcomes of a program.
 
     Raises:
-        AssertionError: they differ.
+        AssertionError: they differ. An unexpected error of the program is raised itself.
     """
     if actual.error is not None and expected.error is None:
         raise actual.error

@@ -108,7 +108,7 @@ def entries() -> list[OpInfo]:
 
 
 def programs(op: OpInfo, count: int) -> Iterator[OpProgram]:
-    """Yield programs of the first samples of an entry, one for each layout that differs from the contiguous one."""
+    """Yield programs of an entry's first samples: in each layout that changes a sample, with `out=`, and in place."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         samples = list(_samples(op, count))

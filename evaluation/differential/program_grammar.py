@@ -558,7 +558,7 @@ class Generator:
         return [(n, t) for n, t in self.runner.names.items() if n[0] == "t" and _is_usable(t)]
 
     def pick(self, fits: Callable[[torch.Tensor], bool], otherwise: str) -> str:
-        """Return the name of a tensor that fits, or `otherwise`."""
+        """Return the name of a tensor that fits or, rarely, of any tensor. If there is none, return `otherwise`."""
         wild = self.rng.random() < WILD
         names = [n for n, t in self.tensors() if n not in self.taken and (wild or fits(t))]
         if names:

@@ -69,7 +69,7 @@ replace = msgspec.structs.replace
 
 
 def mutate(frame: Frame, draw: random.Random) -> Frame:
-    """Return a mutation of the frame, with one or a few changes."""
+    """Return the frame with a few changes, or rarely a random message. Frames without data or programs mostly stay."""
     message, way = decode(frame.head), draw.random()
     if way < 0.03:
         return Frame(encode(generated(draw.choice(OTHERS), draw)))
@@ -178,7 +178,7 @@ def _reordered(template: Template, draw: random.Random) -> Template:
 
 
 def _other_form(form: Form, draw: random.Random) -> Form:
-    """Return a form with another op, other constants, or reordered operands and slots. Their number stays the same."""
+    """Return a form with another op or other arguments. The numbers of operands and slots stay the same."""
     way = draw.random()
     if way < 0.4:
         return replace(form, op=draw.choice(NAMES))
@@ -224,7 +224,7 @@ def _other_constant(argument: Any, draw: random.Random) -> Any:
 
 
 def _changed_upload(upload: UploadPart, frame: Frame, draw: random.Random) -> Frame:
-    """Return an upload with other bytes or, sometimes, an invalid layout, which ends the session."""
+    """Return an upload with other bytes, another layout, or a wrong field, which may end the session."""
     way, body = draw.random(), frame.body
     if way < 0.5:
         data = bytearray(body[0])

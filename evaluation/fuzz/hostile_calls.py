@@ -171,7 +171,7 @@ ADDED: tuple[tuple[str, Callable[[random.Random, torch.Tensor], Any]], ...] = (
 
 
 def mutate(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Return the arguments after one to three of them were replaced, removed or added."""
+    """Return the arguments after up to three of them were replaced, removed or added."""
     positional, keywords = [given, *args], dict(kwargs)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         way = rng.random()

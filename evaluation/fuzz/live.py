@@ -161,7 +161,7 @@ class Findings:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def bug(self, what: str, frames: list[Frame], keep: Path | None) -> None:
-        """Record the bug `what`, and store the sent frames in the folder `keep`."""
+        """Record the bug `what`. If it is new, also store the sent frames in the folder `keep`, unless that is None."""
         with self.lock:
             new = what[:80] not in self.bugs
             self.bugs.setdefault(what[:80], []).append(what[:600])
@@ -200,7 +200,7 @@ class Mutator:
         self.draw = random.Random(seed)
 
     def run(self, until: int) -> None:
-        """Run until all mutators have sent this number of mutations."""
+        """Run until all mutators together have sent `until` mutations, or have found more than 40 bugs."""
         while self.found.mutations < until:
             try:
                 self.session()
@@ -312,7 +312,7 @@ class Mutator:
 
 
 def died_soon(process: int) -> bool:
-    """Return True if the process exits within half a second. Its sockets close shortly before."""
+    """Return True if the process exits within half a second, because its sockets close shortly before it exits."""
     stat = Path(f"/proc/{process}/stat")
     for _ in range(10):
         with contextlib.suppress(OSError):
