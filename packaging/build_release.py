@@ -41,7 +41,7 @@ TOP_LEVEL = {"djinn": "djinn,djinn_core,djinn_client"}
 def epoch() -> str:
     """Return the modification time of files in the packages, in seconds since 1970.
 
-    It is the time of the last commit, or 1 January 2026 outside a checkout.
+    It is `SOURCE_DATE_EPOCH` if set, else the time of the last commit, or 1 January 2026 outside a checkout.
     """
     result = subprocess.run(
         ["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True

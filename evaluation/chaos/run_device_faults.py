@@ -250,7 +250,7 @@ class Bench:
             tally.named += self._names(fault, answers[number], tally)
 
     def _names(self, fault: Planted, answer: Mapping[str, str], tally: Tally) -> bool:
-        """Return True if the message names exactly one op, or need not (out of memory). Count wrong ones as problems."""
+        """Return True if the message names one op, or need not (out of memory). Count wrong messages as problems."""
         message = answer["message"]
         if fault.kind == "out_of_memory":
             if answer["error"] != "RemoteOutOfMemoryError" and "memory" not in message:

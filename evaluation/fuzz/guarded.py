@@ -40,7 +40,7 @@ class GuardedMemory:
         return cls()
 
     def place(self, tensor: torch.Tensor, at_end: bool) -> torch.Tensor:
-        """Return a copy of `tensor` at the end or start of a slot, or `tensor` if it is empty, large, or a lazy view."""
+        """Return a copy of `tensor` at the end or start of a slot. Return empty, large and lazy tensors unchanged."""
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if not 0 < size <= ROOM or tensor.is_conj() or tensor.is_neg():

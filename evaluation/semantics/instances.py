@@ -88,7 +88,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
 
 
 def _inside_others(scene: Scene) -> Iterator[Instance]:
-    """Yield optional instances: attention-like nodes inside recurrences, and nodes that pool rows."""
+    """Yield optional instances of attention: its kinds of ops in recurrences, embedding bags and interactions."""
     others = scene.inside(scene.outermost(rules.is_recurrent)) | scene.inside(scene.outermost(rules.is_bag))
     others |= scene.inside(scene.outermost(rules.is_interaction))
     for node in sorted(scene.ops(others, WEIGHING | PRODUCTS)):
@@ -98,7 +98,7 @@ def _inside_others(scene: Scene) -> Iterator[Instance]:
 def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:
     """Return the instance of an attention that is computed in several softmaxes, or in none.
 
-    A match must cover half of the softmaxes, or half of the products of two results.
+    A match must cover half of the softmaxes or, without these, of the exponentials or else products of results.
     """
     options = {storage_of(v) for v in scene.graph.inputs}
     products = frozenset(

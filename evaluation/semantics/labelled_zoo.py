@@ -159,7 +159,7 @@ def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
 def wide_vocabularies() -> Iterator[None]:
     """Enlarge the vocabularies of models that are made in the block.
 
-    The models of `evaluation/zoo` have hardly more tokens than inputs.
+    Otherwise, the models of `evaluation/zoo` would have hardly more tokens than inputs.
     """
 
     def wide(value: Any) -> Any:
@@ -218,7 +218,7 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
 
 
 def _vocabulary(model: nn.Module, family: str) -> frozenset[int] | None:
-    """Return the ids of the token embedding modules, or None if the model does not name them."""
+    """Return the ids of the token embedding modules, or None if the model of a family with tokens does not name them."""
     if not hasattr(model, "get_output_embeddings"):
         return frozenset() if family in {"diffusion", "autoencoder"} else None
     return _named(model, "get_input_embeddings")

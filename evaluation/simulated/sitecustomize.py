@@ -100,7 +100,7 @@ def hide_files() -> None:
 
 
 def refuse_as_macos() -> None:
-    """Apply the limits of macOS."""
+    """Apply the limits of macOS on open files and socket buffers."""
     set_limit, get_limit, set_option = resource.setrlimit, resource.getrlimit, socket.socket.setsockopt
     soft = [256]
 
@@ -157,7 +157,7 @@ def be_macos() -> None:
 
 
 def take_for(platform: str) -> None:
-    """Import Djinn's operating system modules as on the platform `platform`."""
+    """Let Djinn's imported operating system modules see `platform` as `sys.platform`."""
     for name in OF_THE_SYSTEM:
         module = sys.modules.get(name)
         if hasattr(module, "sys"):
