@@ -194,7 +194,7 @@ def work(channels: Sequence[ReplayChannel]) -> None:
 def replay(
     texts: Sequence[tuple[Sequence[Sent], Sequence[Sent]]], sessions: int, batched: bool, told: Connection
 ) -> None:
-    """Replay frames in several sessions. Send processor seconds and seconds per token, and batch sizes, to `told`."""
+    """Replay frames in several sessions. Send processor seconds and seconds per token, and mean batch size to `told`."""
     torch.set_num_threads(1)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
@@ -328,7 +328,7 @@ def answers(
 
 
 def time_threads(name: str, batch: int, exact: bool, effort: Effort, told: Connection) -> None:
-    """Measure local and remote threads in turns, and send a row of seconds and processor seconds per turn to `told`."""
+    """Measure local and remote threads alternately. Send a row of seconds and processor seconds per round to `told`."""
     torch.set_num_threads(1)
     count = SESSIONS if effort.small else REQUESTS // 8 if effort.quick else REQUESTS
     generator = torch.Generator().manual_seed(0)

@@ -107,7 +107,7 @@ def middle(spent: Sequence[StepCosts]) -> StepCosts:
 
 
 def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[StepCosts]:
-    """Return the median costs of each side, which run blocks of steps with equal sizes in turns."""
+    """Return the median costs of each side. The sides alternate, and run blocks of steps with equal sizes."""
     results: list[list[StepCosts]] = [[] for _ in sides]
     for turn, inputs in enumerate(blocks(sizes, steps)):
         order = list(zip(sides, results, strict=True))
@@ -118,7 +118,7 @@ def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], ste
 
 @functools.cache
 def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = False) -> Varied:
-    """Return the costs of a program with varying sizes, in turns with local PyTorch.
+    """Return the costs of a program with varying sizes. Its blocks of steps alternate with those of local PyTorch.
 
     `plugin`: kind of the plugin skeleton that is installed. `chosen`: True to select it in the settings.
     """

@@ -89,7 +89,7 @@ class Compared:
     alone: float
 
     def outcome(self, **more: float) -> Outcome:
-        """Return the outcome in milliseconds."""
+        """Return the ratio as the outcome, with the times in milliseconds as figures."""
         figures = {"alone ms": self.alone * 1e3, "reference ms": self.reference * 1e3, "ours ms": self.ours * 1e3}
         if self.reference > SUFFERS * self.alone:  # then the ratio is too favourable
             figures["reference over alone"] = self.reference / self.alone
@@ -176,7 +176,7 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
 
 
 def _is_selected(name: str, case: Case, cases: Sequence[Case]) -> bool:
-    """Return True if a name on the command line selects the case: its name, or a prefix if no case has that name."""
+    """Return True if a name on the command line selects the case: its name, a prefix that names no case, or ""."""
     if not name or name == case.name:
         return True
     return case.name.startswith(f"{name}_") and all(name != other.name for other in cases)

@@ -160,7 +160,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
 
 
 def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
-    """Return the faults of tensors that were computed before the trial, as text, or ""."""
+    """Return a fault after a trial, or "": an earlier tensor has changed, or the session is lost."""
     for number, tensor in kept.items():
         if tensor.tolist() != [float(number)] * (100 + number):
             return f"tensor {number} has changed"

@@ -51,7 +51,7 @@ def record(names=None):
 
 
 def search_zoo(graphs, seed, count):
-    """Plan programs for `count` random clusters, each with some of the policies in turn."""
+    """Plan random programs for `count` random clusters, each with a few random policies."""
     tally, names = Tally(), sorted(graphs)
     for number in range(seed, seed + count):
         chance = random.Random(number)

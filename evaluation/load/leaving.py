@@ -437,7 +437,7 @@ def executor_of(url: str, token: str) -> tuple[int, int]:
 def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usage, ...] = ()) -> tuple[Usage, ...]:
     """Return the resources of the processes after all sessions have ended.
 
-    Wait until the resources fit `wanted` or, if it is empty, are unchanged for `QUIET_ROUNDS` rounds. A timeout ends this.
+    Wait until they fit `wanted` or, if it is empty, are unchanged for `QUIET_ROUNDS` rounds. A timeout ends the wait.
     """
     deadline, same = time.monotonic() + SETTLE_SECONDS, 0
     before: tuple[Usage, ...] = ()

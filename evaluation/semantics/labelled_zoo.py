@@ -218,7 +218,7 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
 
 
 def _vocabulary(model: nn.Module, family: str) -> frozenset[int] | None:
-    """Return the ids of the token embedding modules, or None if the model of a family with tokens does not name them."""
+    """Return the ids of the token embedding modules, or None if a model with tokens does not name them."""
     if not hasattr(model, "get_output_embeddings"):
         return frozenset() if family in {"diffusion", "autoencoder"} else None
     return _named(model, "get_input_embeddings")

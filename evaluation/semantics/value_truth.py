@@ -82,7 +82,7 @@ class RetainedTensors:
 
 
 def keys_and_values(layer: Any) -> frozenset[int]:
-    """Return the storages of a cache layer's keys and values, or of their quantized form."""
+    """Return the storages of a cache layer's keys and values, or of their quantized form. An empty layer has none."""
     pair = [getattr(layer, name, None) for name in ("_quantized_keys", "_quantized_values")]
     if any(part is None for part in pair):
         pair = [getattr(layer, name, None) for name in ("keys", "values")]
