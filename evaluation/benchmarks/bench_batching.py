@@ -194,7 +194,7 @@ def work(channels: Sequence[ReplayChannel]) -> None:
 def replay(
     texts: Sequence[tuple[Sequence[Sent], Sequence[Sent]]], sessions: int, batched: bool, told: Connection
 ) -> None:
-    """Replay frames in several sessions. Send processor seconds and seconds per token, and mean batch size to `told`."""
+    """Replay frames in several sessions. Send processor time and time per token, and mean batch size, to `told`."""
     torch.set_num_threads(1)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)

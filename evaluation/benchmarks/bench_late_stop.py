@@ -60,7 +60,7 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
 
 
 def over_link(conditions: Conditions, config: Config, late: bool, effort: Effort) -> Outcome:
-    """Return a token's time over the link, relative to a blocking one on loopback (plus a round trip if not `late`)."""
+    """Return a token's time over the link, divided by blocking time on loopback plus, unless `late`, a round trip."""
     config = TOY if effort.small else config
     loopback = []
 

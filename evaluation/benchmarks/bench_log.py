@@ -2,8 +2,8 @@
 
     python -m evaluation.benchmarks.bench_log [--json] [--quick] [--case decode]
 
-Two servers, one with `--journal-gib 0`, have a client each. The clients decode in turns; each waits for every token.
-`decode` has the size of GPT-2-small, `toy` two layers of width 64. The value is the median over pairs of turns.
+Two servers, one with `--journal-gib 0`, have a client each. The clients decode alternately; each waits for every token.
+`decode` has the size of GPT-2-small, `toy` two layers of width 64. The value is the median over pairs of periods.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def steps(small: bool) -> Graph:
 
 
 def measure(machines: int, effort: Effort) -> Outcome:
-    """Return the median processor milliseconds to place and schedule the slower program on a cluster of `machines`."""
+    """Return the median processor milliseconds to place and schedule the slower program on `machines` machines."""
     topology = read_cluster(CLUSTER.replace("COUNT", str(machines)).replace("DEVICES", str(4 if machines == 1 else 8)))
     results: dict[str, float] = {}
     for make in (steps, branches):

@@ -212,7 +212,7 @@ class Compared:
         return abs(self.predicted() - self.seconds) / self.seconds
 
     def predicted(self) -> float:
-        """Return the simulated time of the plan with inputs in place."""
+        """Return the simulated time of the plan. Each input is already on the devices that need it."""
         placement = self.result.placement
         assert placement is not None
         resident = {v: placement.values[v] for v in self.result.graph.inputs}

@@ -5,7 +5,7 @@
 GPT-2 with random weights and prompts of 800 tokens, on a `djinn serve` with a cache of results and a store of weights. A session is a
 process. The first one generates from each prompt twice. The second one builds equal weights and generates from prompts of the first session.
 `common_prefix` is with `exact=False`: prompts of 850 tokens, of which 800 are those of an earlier prompt, over that one.
-`other_prompts` is the time of prompts that never repeat with the cache over the time without it, on two servers in turns.
+`other_prompts` is the time of prompts that never repeat with the cache over the time without it, on two servers alternately.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m evaluation.benchmarks.bench_sessions [--json] [--quick] [--case heavy]
 
-Each session is a process, forked from one with PyTorch imported. Turns alternate: one session works while the others
-wait, or all work. A request of `heavy` is twelve matrix products and a sum that the client fetches; `light` has two
+Each session is a process, forked from one with PyTorch imported. Two kinds of periods alternate: one session works, or
+all work. A request of `heavy` is twelve matrix products and a sum that the client fetches; `light` has two
 products. The value is the executor's time per request when all work, divided by that of one session: 1.05 is a
 throughput of 0.95. `slowest` is the minimum requests of a session divided by the mean.
 """

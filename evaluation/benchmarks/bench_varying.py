@@ -7,7 +7,7 @@ Times are the client process's processor time per step, with wall time beside. F
 - `new_over_known`: steps with new sizes, divided by steps with known sizes;
 - `late_over_early`: late steps divided by early steps with the same sizes, relative to local PyTorch;
 - `plans`: plans made from step 200 on (110 with `--quick`);
-- `over_local`, `fixed_over_local`: divided by local PyTorch in the same turns, with varying sizes, and with one size.
+- `over_local`, `fixed_over_local`: divided by local PyTorch in alternating blocks, with varying sizes, and with one size.
 
 The encoder also runs with each skeleton of `djinn plugins new` installed, and selected if necessary.
 """
@@ -202,7 +202,7 @@ def new_over_known(program: Program, effort: Effort, **plugin: object) -> Outcom
 
 
 def late_over_early(program: Program, effort: Effort) -> Outcome:
-    """Return the cost of late steps divided by that of early steps. It is divided by the same ratio of local steps."""
+    """Return the cost of late steps divided by that of early steps. Divide this by the same ratio of local steps."""
     result = varied(program, effort)
     here = result.late_here.cpu / result.early_here.cpu
     compared = quotient(result.late, result.early)

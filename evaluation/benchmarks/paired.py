@@ -2,7 +2,7 @@
 
     python -m evaluation paired BEFORE AFTER [--case record,decode] [--pairs 20] [--instructions]
 
-Background load changes by more than one percent from second to second. Turns are therefore short, and every other pair is
+Background load changes by more than one percent from second to second. Runs are thus short, and every other pair is
 reversed. A pair is two fresh processes, one per checkout. They run each program of `paired_programs.py` several times in the order
 before, after, after, before. A checkout runs in its own `.venv` if it has one, otherwise in this process's environment with its
 folders on PYTHONPATH.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 def shrunk(statements: Sequence[str], differs: Callable[[Sequence[str]], bool]) -> list[str]:
-    """Return a minimal part of the statements that still differs. Names that it lacks raise equally on both sides."""
+    """Return a minimal part of the statements that still differs. Undefined names do not differ: both sides raise."""
     remaining = list(statements)
     size = max(1, len(remaining) // 2)
     while size:

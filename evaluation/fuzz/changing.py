@@ -69,7 +69,7 @@ replace = msgspec.structs.replace
 
 
 def mutate(frame: Frame, draw: random.Random) -> Frame:
-    """Return the frame with a few changes, or rarely a random message. Frames without data or programs mostly stay."""
+    """Return the frame with a few changes, or rarely a random message. Control messages mostly stay unchanged."""
     message, way = decode(frame.head), draw.random()
     if way < 0.03:
         return Frame(encode(generated(draw.choice(OTHERS), draw)))

@@ -65,7 +65,7 @@ class Rehearsal:
 
 
 def rehearse(rehearsal: Rehearsal, progress: mmap.mmap) -> tuple[list[tuple[int, str]], int]:
-    """Run calls in child processes until six crash. Return their numbers and signals, and the count of returns."""
+    """Run calls in child processes until six crash. Return their numbers and signals, and how many calls returned."""
     crashes: list[tuple[int, str]] = []
     number = return_count = 0
     while number < rehearsal.calls:

@@ -88,7 +88,7 @@ def _attentions(scene: Scene) -> Iterator[Instance]:
 
 
 def _inside_others(scene: Scene) -> Iterator[Instance]:
-    """Yield optional instances of attention: its kinds of ops in recurrences, embedding bags and interactions."""
+    """Yield optional instances of attention: similar ops in recurrences, embedding bags and feature interactions."""
     others = scene.inside(scene.outermost(rules.is_recurrent)) | scene.inside(scene.outermost(rules.is_bag))
     others |= scene.inside(scene.outermost(rules.is_interaction))
     for node in sorted(scene.ops(others, WEIGHING | PRODUCTS)):
@@ -98,7 +98,7 @@ def _inside_others(scene: Scene) -> Iterator[Instance]:
 def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:
     """Return the instance of an attention that is computed in several softmaxes, or in none.
 
-    A match must cover half of the softmaxes or, without these, of the exponentials or else products of results.
+    A match must cover half of the core: softmaxes, else exponentials of decomposed softmaxes, else products of results.
     """
     options = {storage_of(v) for v in scene.graph.inputs}
     products = frozenset(
@@ -174,7 +174,7 @@ def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[
 
 
 def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
-    """Yield the products of each feed-forward network of a block: by pair of layers, by named module, or all as one."""
+    """Yield the products of each feed-forward network of a block: a pair of layers, a named module, or all layers."""
     layers: dict[int, list[int]] = defaultdict(list)
     if rules.has_several_networks(scene.runs[block].module):
         yield from (scene.ops(scene.inside(pair), PRODUCTS) for pair in _pairs(scene, block))

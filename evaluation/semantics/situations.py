@@ -116,7 +116,7 @@ _OF_CACHES: Mapping[str, Mapping[str, Any]] = {
 
 
 def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode") -> Iterator[Call]:
-    """Yield recordings of prefill and of the second decode step of `generate()`. Of other caches, yield only the step.
+    """Yield recordings of prefill and second decode step in `generate()`. For a name in `_OF_CACHES`, omit prefill.
 
     This prefill lacks encoders and towers, because `generate()` calls them separately. The function `prefill` has them.
     """
