@@ -115,8 +115,8 @@ class TestThroughProxy(TransportConformance):
         return False
 
     @pytest.mark.long  # without a proxy in between the suite has them
-    def test_large_bodies(self, way):
-        super().test_large_bodies(way)
+    def test_large_bodies(self, direction):
+        super().test_large_bodies(direction)
 
     def test_a_closed_listener_refuses_and_frees_its_address(self):
         pytest.skip("the proxy keeps the address")
