@@ -555,7 +555,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
 
 
 def _end_at_once(control: Control, directory: str, reason: str) -> None:
-    """Remove `directory`, and end this process. Clients are not told, because they would end their journals."""
+    """Remove `directory`, and exit at once. No session is ended and no client is told, so that journals stay."""
     control.report(Failed(reason))
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
