@@ -79,7 +79,7 @@ def break_connection(number: int = 0) -> None:
     while isinstance(channel, WrappedChannel):
         channel = channel._inner  # noqa: SLF001 - wrappers do not show what they wrap
     if not isinstance(channel, ReliableConnection):
-        raise DjinnError("the connection to an executor of the program's own does not break: its session ends with it")
+        raise DjinnError("only a connection to a server can break and be restored: connect the session to a server")
     channel._inner.close()  # noqa: SLF001 - the only part of it that a network breaks
 
 

@@ -54,7 +54,7 @@ class ClientContext(msgspec.Struct, eq=False):
         integrated: integrations that were called, by name. They are never withdrawn.
         observers: the observers.
         recordings: lists that collect plans, of `record_plans`.
-        captures: captures of the current thread.
+        captures: captures of each thread (`threading.local`).
         was_available: True once a server has answered since the settings last changed.
         lock: held while settings change, and while a session begins or ends.
     """

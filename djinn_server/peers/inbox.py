@@ -240,8 +240,8 @@ class TransferInbox:
         Return the reason why the transfer cannot arrive, or a `Wait` if it has not arrived yet.
         """
         past = self._journal.past
-        if past is not None and (before := past.take_arrival(transfer)) is not None:
-            return before
+        if past is not None and (replayed := past.take_arrival(transfer)) is not None:
+            return replayed
         with self._changed:
             if source not in self._connections:
                 deadline = time.monotonic() + self._connect_seconds

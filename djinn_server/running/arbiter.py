@@ -292,7 +292,7 @@ class ServedRun(StrategyRun):
     def undo_draws(self) -> None:
         """Restore the random state that `note_draws` saved.
 
-        If the strategy has drawn random numbers since then, store this as the difference.
+        If the strategy has drawn random numbers since then, note this in `difference`, unless it has another reason.
         """
         if self.generator is not None and self._state_after_ops is not None:
             if not torch.equal(self.generator.get_state(), self._state_after_ops):

@@ -226,7 +226,7 @@ class ReplayState:
     ) -> NativeReplay | None:
         """Count a run, and return the native program of the template. The parameters are those of `NativeReplay`.
 
-        Return None if the template is new, if the library is not loaded, or if it would run too few steps.
+        Return None if the template ran too rarely, the library is not loaded, or no range of steps is long enough.
         """
         self._runs += 1
         if self._runs == self._tried_at and len(steps) >= MIN_STEPS:

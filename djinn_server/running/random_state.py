@@ -103,7 +103,7 @@ class DeviceRandomness:
         return self._generator.get_state()
 
     def set_state(self, state: torch.Tensor) -> None:
-        """Set the state of the generator, as the function `set_state` does."""
+        """Set the state of the generator, with the checks of the module's `set_state`."""
         set_state(self._generator, state)
 
     def exchange(self, other: torch.Generator) -> None:

@@ -78,7 +78,7 @@ class PinnedRing:
         return self._after_copy(*block_and_event)
 
     def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
-        """Return a block that no copy uses, or None. `settle`: True to wait for a copy that uses a returned block."""
+        """Return a block that no copy uses, or None. `settle`: if no block is free, wait for the oldest copy."""
         with self._changed:
             if (
                 not settle

@@ -79,7 +79,7 @@ class ComparingSink(WeightSink):
             self._at, data = self._at + len(existing), data[len(existing) :]
 
     def commit(self) -> None:
-        """End the comparison. Raise `DifferentContents` if the file changed in the meantime."""
+        """Write nothing. Raise `DifferentContents` if the existing file changed during the comparison."""
         self._check(self._file.version() == self._version)
 
     def discard(self) -> None:

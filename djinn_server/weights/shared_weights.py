@@ -131,7 +131,7 @@ class SessionShares:
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
         """Copy shared memory that a run may write. Count outputs as shared if they may alias shared memory.
 
-        `inputs`, `outputs`: handles of the run. The storages of inputs that it may write lose their names.
+        `inputs`, `outputs`: handles of the run. Inputs that the run may write lose their content names.
 
         Raises:
             RuntimeError, OSError: a copy cannot be made. No value was changed.

@@ -188,7 +188,7 @@ def convolutions() -> Model:
 
 
 class Towers(nn.Module):
-    """Two towers: `left` reads the result of `made`, and `right` reads the results of `made` and `own`."""
+    """Two towers: `left` reads the result of `made`, and `right` the sum of the results of `made` and `own`."""
 
     def __init__(self, width: int = 1024) -> None:
         super().__init__()

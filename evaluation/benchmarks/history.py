@@ -78,7 +78,7 @@ def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun
 
 
 def _of_release(version: str) -> str:
-    """Return `after VERSION` if the version's tag is an ancestor of the commit, otherwise `version`."""
+    """Return `after VERSION` if the version's tag is on an earlier ancestor of HEAD, otherwise `version`."""
     tagged = _git("rev-list", "-n", "1", f"v{version}")
     is_behind = tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
     return AFTER + version if is_behind else version

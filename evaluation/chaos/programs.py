@@ -101,7 +101,7 @@ def upload(at: Callable[[int], object]) -> object:
 
 
 def interrupted(at: Callable[[int], object]) -> object:
-    """Train, and press Ctrl-C after each step during long work on copies, whose results are dropped.
+    """Train. After each step, start long work that changes no state, and interrupt it with Ctrl-C.
 
     `at` is called with the number of each step.
     """

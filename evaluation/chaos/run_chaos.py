@@ -117,7 +117,7 @@ Row = Callable[[Options, random.Random, Path], dict[str, float]]
 
 
 def one_executor(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """Kill the executor of a server."""
+    """Kill the executor of a server, `options.kills` times."""
     with one_server(folder):
         return disturb_all("", options.kills, chance, an_executor)
 

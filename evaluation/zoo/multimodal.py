@@ -139,7 +139,7 @@ def qwen2_5_vl() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal")
 def vilt() -> tuple[nn.Module, Inputs]:
-    """Return ViLT: one encoder for both."""
+    """Return ViLT: one encoder for images and text."""
     model = pretrained("vilt", "ViltForQuestionAnswering", "ViltConfig", **(VISION | TEXT), num_labels=5)
     marks = {"attention_mask": torch.ones(2, 10).long(), "pixel_mask": torch.ones(2, 32, 32).long()}
     answers = torch.eye(5)[:2]

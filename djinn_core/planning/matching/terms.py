@@ -216,9 +216,11 @@ class Through(Term):
     """A chain of ops between two terms. Each op takes the previous result as any operand. Shorter chains come first.
 
     Attributes:
+        names: ops that the chain may contain.
         limit: maximum length of the chain.
         widest: True to follow only the largest operands of each op, for example scores instead of masks.
         condition: condition on each op.
+        before: the term in front of the chain; None until `>>` joins them.
     """
 
     names: frozenset[str]

@@ -24,7 +24,7 @@ class ParallelGroups:
         self._unclaimed: dict[_Key, list[StripingConnection]] = {}
 
     def accept_for(self, connection: Connection, session: str) -> None:
-        """Let the client of a session name the groups that it uses beside `connection`, if the transport can stripe."""
+        """Let a session's client join groups of parallel connections to `connection`, if the transport can stripe."""
         if isinstance(connection, StripingConnection):
             connection.accept_parallel(partial(self.claim, session))
 

@@ -206,7 +206,7 @@ class StripingConnection(StreamConnection):
     # --- parallel connection ----------------------------------------------------------------------------------
 
     def take_pieces(self, place: Callable[[bytes, int], memoryview | None], nbytes: int) -> None:
-        """Receive pieces of striped frames, and read at most `nbytes` ahead. `place` returns the memory for a piece."""
+        """From now on, receive pieces into memory that `place` returns, and read at most `nbytes` ahead of them."""
         self._decoder.place = place
         self._decoder.limit_read_ahead(nbytes)
 

@@ -118,9 +118,7 @@ class PipedHandle(ExecutorHandle):
     def end(self) -> None:
         """End the holder and the command, as `ExecutorHandle.end` does."""
         if not self._close_input(_END_SECONDS):
-            _log.warning(
-                "an executor's parent process reads no more calls, killing its command", command=self._command_text
-            )
+            _log.warning("a launch command does not read its standard input, killing it", command=self._command_text)
             self._process.kill()
             return
         try:

@@ -111,9 +111,9 @@ _OVERRIDES: dict[Any, Callable[..., Any]] = {
 
 
 def _is_normal_factory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True if this call of `torch.normal` creates a tensor from a size.
+    """Return True if this call of `torch.normal` creates a tensor from a size, and names neither `device` nor `out`.
 
-    Other calls take tensors. Therefore PyTorch itself does not apply `with torch.device(...)` to `torch.normal`.
+    PyTorch never applies `with torch.device(...)` to `torch.normal`, because other calls of it take tensors.
     """
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 

@@ -145,7 +145,7 @@ class Options:
         return Option(fastest, lambda _: reason)
 
     def _single_devices(self) -> list[DeviceCapabilities]:
-        """Return one device of each model whose free memory suffices for all inputs. The fastest model comes first."""
+        """Return one device of each hardware model with memory for all inputs: at most `_MAX_TRIES`, the fastest first."""
         total = sum(self.work.sizes.values())
         candidates: dict[int, DeviceCapabilities] = {}
         for device in self.devices:

@@ -84,7 +84,7 @@ class History:
                     past.close(self._number)
 
     def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
-        """Return the newest point's number, and a tenant's points of the past hour and day that are newer than `after`."""
+        """Return the newest point's number, and a tenant's points of the past hour and day with numbers above `after`."""
         with self._lock:
             past = self._points.get(tenant, TenantHistory())
             return self._number, _newer(past.hour, after), _newer(past.day, after)

@@ -75,7 +75,7 @@ def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
 def _route_wires(
     edges: Iterable[tuple[int, int]], ranks: Mapping[int, int], rows: dict[int, list[int]], free: int
 ) -> list[tuple[int, ...]]:
-    """Return the path of each arrow, and add its bends to `rows`. `ranks`: row of each cell. `free`: first new cell."""
+    """Return the path of each arrow. Add its bends to `rows` as new cells, numbered from `free`. `ranks`: row of each cell."""
     bends: dict[tuple[int, int], int] = {}
     wires: list[tuple[int, ...]] = []
     for source, target in edges:

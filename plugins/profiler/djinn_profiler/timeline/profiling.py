@@ -52,7 +52,7 @@ class Timeline:
 
     @property
     def totals(self) -> TimeTotals:
-        """Return the time of the block's thread by cause, module and line, as values.
+        """Return the time of the block's thread by cause, module and line: the numbers that `table` prints.
 
         Raises:
             DjinnError: the block has not ended.
