@@ -232,7 +232,7 @@ increment_versions: Final = torch._C._increment_version
 
 
 def kernels_raise_versions(func: Any) -> bool:
-    """Return True if the ops inside the CPU kernel of `func` increment `_version` of the tensors that `func` writes.
+    """Return True if the CPU kernel of `func` calls ops that increment `_version` of the tensors that it writes.
 
     Autograd increments versions for ops that return the written tensors. Kernels of ops without results either call such ops, or
     write memory directly and leave versions unchanged.

@@ -287,7 +287,7 @@ def _at_import(value: object) -> str:
 
 @attrs.frozen
 class Settings:
-    """All settings. A converter raises `ValueError` with the second half of a sentence.
+    """All settings. Converters raise `ValueError` with the predicate of a sentence, such as `must be 1 or 0`.
 
     Attributes:
         plugins: names, modules or objects of the plugins to use, in addition to the built-in plugins. Default: all

@@ -75,7 +75,7 @@ class UnreadableTemplate:
 
 @attrs.frozen
 class UnreadableUpload:
-    """A message about a value's bytes with a readable handle only. `offered`: True if it is a `BlobOffer`."""
+    """An upload message of which only the handle is readable. `offered`: True if it is a `BlobOffer`."""
 
     handle: int
     reason: str

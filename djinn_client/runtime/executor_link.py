@@ -85,7 +85,7 @@ class ExecutorLink:
     def _lose_with_reason(self, error: TransportError) -> None:
         """Lose the session after a failed send.
 
-        The executor may have sent the reason, which another thread may be reading.
+        If the executor has sent a reason, the error has it. Wait up to `REASON_SECONDS` for a thread that reads it.
         """
         has_lock = self.read_lock.acquire(timeout=REASON_SECONDS)
         try:

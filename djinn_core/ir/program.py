@@ -83,7 +83,6 @@ class Call(ShortRepr):
         sequence: True if the op returns a list or tuple of results.
         slots: scalars, for a call that is cached by all of its arguments; otherwise None.
         cached_outcome: cached `outcome`, for a call that has recurred.
-        sequence: True if the op returns a list.
     """
 
     signature: Signature
@@ -140,7 +139,7 @@ class Call(ShortRepr):
         return zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True)
 
     def cache_outcome(self) -> None:
-        """Cache `outcome` in `cached_outcome`. Calls of sizes that never recur need no cache."""
+        """Store `outcome` in `cached_outcome`. Called when a call recurs; calls of new sizes mostly do not."""
         object.__setattr__(self, "cached_outcome", tuple(self.outcome))
 
     @property

@@ -103,7 +103,7 @@ def _warn(setting: str, meant: str) -> None:
 
 
 def _fields(declared: Any) -> Mapping[str, Any]:
-    """Return the converter of each setting by name; None if the class converts it."""
+    """Return the converters by setting. A converter is None if the attrs field has its own."""
     if not isinstance(declared, type) or not attrs.has(declared):
         raise PluginError(
             f"its `{ATTRIBUTE}` is {declared!r}, but must be an attrs class: decorate it with @attrs.frozen"

@@ -55,10 +55,10 @@ class GcPause:
             return
         with self._lock:
             self._inside -= 1
-            last = not self._inside
-            if last:
+            was_last = not self._inside
+            if was_last:
                 self._resume()
-        if not last:
+        if not was_last:
             self._collect_due()
 
     def catch_up(self) -> None:

@@ -305,7 +305,7 @@ def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
 
 
 def default_connection_file(config: GatewayConfig) -> Path:
-    """Return the path of the connection file: in a lasting state folder, else in the user's runtime directory."""
+    """Return the path of the connection file: in the state folder if a later server uses it again, else a temporary one."""
     if config.lasting and config.state_dir is not None:
         return config.state_dir / "connection.json"
     return runtime_directory() / f"server-{os.getpid()}.json"

@@ -203,7 +203,7 @@ class RunOffer(ABC):
         """
 
     def replacement(self) -> Replacement | None:
-        """Return the ops that the offer now replaces in every run, or None if it replaces none or not in every run.
+        """Return the ops that the offer now replaces in every run, or None if there are none.
 
         The replaced ops may run before their submission arrives, and their results may be dropped. With None, a run of this
         template starts only after its submission has arrived.

@@ -176,7 +176,7 @@ class InputView:
     stride: tuple[int, ...]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this view of `tensor`, the corresponding input of a later run."""
+        """Return a view of `tensor` with this dtype and layout. `tensor`: the same input in a later run."""
         view = torch.empty(0, dtype=self.dtype, device=tensor.device)
         return view.set_(tensor.untyped_storage(), self.offset, self.shape, self.stride)
 

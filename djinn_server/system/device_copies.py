@@ -154,7 +154,7 @@ class PinnedRing:
 class DeviceCopies:
     """Copies between the host and one accelerator.
 
-    Thread-safe. Ops run on the stream that is current when this object is created.
+    Thread-safe. Create it while the stream on which ops run is current.
 
     Attributes:
         waits: tracks threads that wait for copies.

@@ -124,7 +124,10 @@ def plan_program(graph: Graph, count: int, plugins: Plugins) -> ClusterPlan:
 
 
 def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
-    """Return the figures of one run. If several devices process a stream in rotation, return the mean over the devices."""
+    """Return the figures of a run. `plans`: one plan, or one per device that processes a stream in rotation.
+
+    For several plans, counts are means, and the time is that of `seconds_of`.
+    """
     on_device = transfers = launches = 0
     for plan in plans:
         schedule, line = plan.result.schedule, plan.timeline

@@ -59,7 +59,7 @@ class Issued:
 
 
 class Listening(TorchFunctionMode):
-    """Records the calls of PyTorch functions that record instructions."""
+    """Collects the calls of PyTorch functions for which Djinn recorded instructions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class CountedRuntime(CpuRuntime):
             self._peak = max(self._peak, now)
 
     def take_seconds(self) -> float:
-        """Return the time of programs since the last call."""
+        """Return the seconds that programs have run since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

@@ -82,8 +82,8 @@ def problem_of(file: Path) -> str:
             ends = [one["data_offsets"][1] for name, one in json.loads(stream.read(length)).items() if name[0] != "_"]
             size = os.fstat(stream.fileno()).st_size
             link = f"/proc/self/fd/{stream.fileno()}"
-            with safe_open(link, "pt") as result:
-                steps = {float(end) for name in result.keys() for end in result.get_tensor(name).aminmax()}  # noqa: SIM118
+            with safe_open(link, "pt") as checkpoint:
+                steps = {float(end) for name in checkpoint.keys() for end in checkpoint.get_tensor(name).aminmax()}  # noqa: SIM118
     except Exception as error:  # a reader may raise anything
         return f"{type(error).__name__}: {error}"
     if size != 8 + length + max(ends):

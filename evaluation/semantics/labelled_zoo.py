@@ -157,9 +157,9 @@ def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
 
 @contextmanager
 def wide_vocabularies() -> Iterator[None]:
-    """Enlarge the vocabularies of models that are made in the block.
+    """Enlarge small vocabularies of models that are made in the block to `VOCABULARY` tokens.
 
-    Otherwise, the models of `evaluation/zoo` would have hardly more tokens than inputs.
+    The vocabularies of `evaluation/zoo` are hardly longer than the inputs.
     """
 
     def wide(value: Any) -> Any:

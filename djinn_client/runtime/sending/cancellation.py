@@ -51,7 +51,7 @@ class Cancellation:
         self._stop_submissions(numbers)
 
     def mark_unobserved_after(self, number: int) -> None:
-        """Mark this thread's pending submissions with higher numbers as unobserved."""
+        """Raise failures of this thread's later pending submissions only when the program uses a failed value."""
         thread = threading.get_ident()
         self.unobserved.update([n for n, p in self._pending.items() if n > number and p.thread == thread])
 

@@ -50,7 +50,7 @@ class KnownTemplates:
         self.bindings.drop(prepared.digest)
 
     def put(self, prepared: PreparedTemplate, bindings: Bindings) -> None:
-        """Store the bindings of a template that is being sent, because the executor lacks it."""
+        """Note that the executor lacked this template and now gets it with these bindings."""
         self.bindings.put(prepared.digest, bindings, len(prepared.template.code))
         self._stats.templates_sent += 1
 

@@ -46,7 +46,7 @@ class BlockHomes:
     def settle_node(self, node: Node, device: str, reason: str) -> tuple[str, str]:
         """Set the home of the values that a node creates or writes, unless they have one.
 
-        Return its device and the reason.
+        Return the device of this home and its reason: those given, or those set earlier.
         """
         block = self.blocks.node(node.id)
         return (device, reason) if block is None else self._settle(block, device, reason)

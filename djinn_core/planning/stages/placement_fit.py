@@ -46,7 +46,7 @@ def host_memory_devices(context: SchedulingContext, steps: Steps) -> frozenset[s
 def unreceived_bytes(context: SchedulingContext, steps: Steps, host_devices: frozenset[str]) -> dict[str, list[int]]:
     """Return, for each of `host_devices`, the bytes of unreceived transfers before each of its steps.
 
-    Values wait there because a sender does not wait for the receiver, unless it needs a result of the receiver.
+    A sender does not wait for the receiver, so a value may arrive before the receiver's step that takes it.
     """
     bytes_by_step: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in host_devices}
     for device, since, until, value in _pending_transfers(steps, host_devices):

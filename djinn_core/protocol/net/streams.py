@@ -95,7 +95,7 @@ class StreamConnection(Connection):
         """
 
     def _receive_undated(self) -> bool:
-        """Feed the decoder once, waiting at most `_undated_seconds`."""
+        """As `_receive_some`, but without a deadline or clock: wait about `_undated_seconds` at most."""
         return False
 
     @abstractmethod

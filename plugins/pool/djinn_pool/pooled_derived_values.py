@@ -64,7 +64,7 @@ class PooledDerivedValues:
         return bool(missing)
 
     def names(self, rewritten: RewrittenProgram) -> dict[int, int]:
-        """Return the handle of each value of the program's recipes, by its value id."""
+        """Return the handles of the computed values of the program's recipes, by value id."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
             names |= zip(recipe.placeholders, self.values.cached((recipe.identity, recipe.sources)) or (), strict=True)

@@ -226,10 +226,10 @@ class PoolRouter(Router):
         registry, settings = context.configured()
         executors = self.executors
         sessions = [executor.opened for executor in executors.current]
-        calibrate_in_background(sessions, settings, registry.cost_models, partial(self._discard_plans, executors))
+        calibrate_in_background(sessions, settings, registry.cost_models, partial(self._use_calibrations, executors))
 
-    def _discard_plans(self, executors: Executors[ExecutorClient]) -> None:
-        """Discard all plans after a device was measured, if the session is still open."""
+    def _use_calibrations(self, executors: Executors[ExecutorClient]) -> None:
+        """Give measured devices to the links and the planner, if the session is open. Existing plans become outdated."""
         with port.lock:
             session = context.session
             if session is not None and session.executors is executors and not port.forked:

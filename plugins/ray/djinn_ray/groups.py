@@ -108,7 +108,7 @@ class Group:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """Return the variables of `WITHOUT` that executors must not inherit. Variables in the user's `runtime_env` stay."""
+        """Return the variables that executors must not inherit from Ray, except those in the user's `runtime_env`."""
         variables = self._runtime_env.get("env_vars") or {}
         return tuple(name for name in WITHOUT if name not in variables)
 

@@ -78,7 +78,7 @@ def _is_read_directly(graph: Graph, node: Node) -> bool:
 
 
 def _linear_layers(graph: Graph, first: Node, last: int) -> list[Node]:
-    """Return linear layers that read a whole sample and follow a convolution."""
+    """Return the linear layers between `first` and id `last` whose result is one row per sample of the batch."""
     samples = graph.meta(first.outputs[0]).shape[0]
     ids = (i for operation in ("linear", "addmm") for i in graph.by_op.get(operation, ()) if first.id < i < last)
     shapes = {i: graph.meta(graph.nodes[i].outputs[0]).shape for i in ids}

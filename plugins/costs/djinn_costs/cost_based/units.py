@@ -37,7 +37,7 @@ class Unit:
         generates_tokens: True if the unit belongs to a language model that generates tokens.
         is_light: True if the unit and all its operands take less time than a message. A light unit runs on the device of
             its first consumer.
-        group: index of its group or branch in `beside`, or -1.
+        group: index of its set of concurrent nodes in `beside(context)`, or -1.
     """
 
     nodes: list[int]
