@@ -139,7 +139,7 @@ def _libc10() -> ctypes.CDLL:
     folder = Path(torch.__file__).parent / "lib"
     libraries = sorted(folder.glob("libc10.*"))  # .so, or .dylib on macOS
     if not libraries:
-        raise OSError(f"there is no library libc10 in {folder}")
+        raise OSError(f"there is no library libc10 of PyTorch in {folder}: install torch again")
     return ctypes.CDLL(str(libraries[0]))
 
 

@@ -36,7 +36,7 @@ class IdleMoves:
         elif now >= self.next_move_at:
             with self._context.move_lock:
                 counts = memory.evict_idle()
-            _log.info("the values of an idle session left the device", **counts)
+            _log.info("the values of an idle session were moved off the device", **counts)
             self._context.trimmer.soon()
             self.next_move_at = now + seconds if memory.can_move_to_disk else math.inf
         return self.next_move_at if self.next_move_at < math.inf else None

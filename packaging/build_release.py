@@ -143,7 +143,7 @@ def main() -> int:
     wheels, sources = sorted(to.glob("*.whl")), sorted(to.glob("*.tar.gz"))
     if not len(wheels) == len(sources) == len(PACKAGES) + 1:
         raise StepError(
-            f"{len(PACKAGES) + 1} packages gave {len(wheels)} wheels and {len(sources)} source distributions"
+            f"each of {len(PACKAGES) + 1} packages must give a wheel and a source distribution, but {to} has {len(wheels)} and {len(sources)}"
         )
     run(sys.executable, "-m", "twine", "check", "--strict", *wheels, *sources)
     for wheel in wheels:
@@ -153,7 +153,7 @@ def main() -> int:
     lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (*sources, *wheels)]
     (to / DIGESTS).write_text("".join(lines))
     print(
-        f"{len(wheels)} wheels and {len(sources)} source distributions, twice the same bytes, checked: {to.name}/{DIGESTS}"
+        f"{to.name} has {len(wheels)} wheels and {len(sources)} source distributions. Two builds gave the same bytes. {DIGESTS} has the digests"
     )
     return 0
 

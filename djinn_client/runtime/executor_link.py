@@ -122,6 +122,6 @@ class ExecutorLink:
             try:
                 self.send_message(Goodbye(finish))
             except DjinnError as error:
-                log.debug("Goodbye was not sent", reason=str(error))
+                log.debug("the end of a session was not announced to its executor", reason=str(error))
             self.lost = f"the session with {self.name} was closed"
         self.channel.close()

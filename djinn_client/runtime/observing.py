@@ -113,5 +113,5 @@ def _checked(trace: str) -> str:
         ValueError: the text is not a trace context.
     """
     if not _TRACEPARENT.fullmatch(trace):
-        raise ValueError(f"{trace!r} is not a valid traceparent")
+        raise ValueError(f"{trace!r} is not a W3C traceparent of version 00: return one, or an empty text")
     return trace

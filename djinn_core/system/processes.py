@@ -31,7 +31,7 @@ if sys.platform == "win32":
                     msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
                 except OSError as error:
                     if not wait:
-                        raise BlockingIOError(error.errno, "another process holds a lock on it") from error
+                        raise BlockingIOError(error.errno, "another process has locked the file") from error
                     time.sleep(_LOCK_PAUSE)
                 else:
                     return

@@ -132,7 +132,7 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MAX_FILES:
             raise WeightsUnavailable(
-                f"{str(path)!r} has {len(names) or 'no'} files with weights (at most {_MAX_FILES:,})"
+                f"{str(path)!r} has {len(names) or 'no'} files with weights: name a file, or a folder with 1 to {_MAX_FILES:,} of them"
             )
         return [LocalFile(resolve(permissions, file), file.name, immutable) for file in names]
     except OSError as error:

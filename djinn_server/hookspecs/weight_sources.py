@@ -181,7 +181,7 @@ class WeightSource(ABC):
         Raises:
             WeightsUnavailable: the file cannot be written, or this source saves nothing (default).
         """
-        raise WeightsUnavailable(f"{path.name!r} cannot be saved: addresses of the scheme {self.name}: are read-only")
+        raise WeightsUnavailable(f"cannot save {path.name!r}: addresses beginning with `{self.name}:` are read-only")
 
     def remove(self, path: Path, folders: Sequence[Path]) -> None:
         """Remove a file and its empty parent folders. Folders in `folders` stay.
@@ -190,7 +190,7 @@ class WeightSource(ABC):
             WeightsUnavailable: the file does not exist (the cause is a `FileNotFoundError`), cannot be removed, or this source
                 removes nothing (default).
         """
-        raise WeightsUnavailable(f"{path.name!r} cannot be removed: addresses of the scheme {self.name}: are read-only")
+        raise WeightsUnavailable(f"cannot remove {path.name!r}: addresses beginning with `{self.name}:` are read-only")
 
 
 class FileRoom(Protocol):

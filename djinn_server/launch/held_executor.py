@@ -95,7 +95,7 @@ class HeldExecutor:
             StartupError: `wait_ready` has not succeeded.
         """
         if self._ready is None:
-            raise StartupError("the executor is not ready")
+            raise StartupError("the executor is not ready: call `wait_ready` first")
         return self._ready
 
     @contextlib.contextmanager

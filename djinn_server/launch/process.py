@@ -156,7 +156,7 @@ class ExecutorProcess(LaunchedExecutor):
             StartupError: `wait_ready` has not succeeded.
         """
         if self._ready is None:
-            raise StartupError(f"executor process {self.process_id} is not ready")
+            raise StartupError(f"executor process {self.process_id} is not ready: call `wait_ready` first")
         return self._ready
 
     @contextlib.contextmanager

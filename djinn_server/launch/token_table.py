@@ -105,7 +105,7 @@ def check_mode(path: Path, descriptor: int) -> None:
             f"`chmod 600 {path}`, and create new tokens if another user may have read it"
         )
     if status.st_uid not in {user_id(), 0}:
-        raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): run chown on it")
+        raise ConfigurationError(f"the token file {path} has the owner {status.st_uid}: run `chown {user_id()} {path}`")
 
 
 def read_private(path: Path) -> bytes:

@@ -152,7 +152,7 @@ class Leases:
                 if journal.nbytes:
                     raise BlockingIOError(f"another executor has written to {path} since this executor read it")
                 journal.close()  # `Journal.resume` has created a new file
-                raise SessionLost("the session has ended meanwhile")
+                raise SessionLost("the session ended while its journal was read")
             if past.tried >= TRIES:
                 journal.close()
                 raise CrashLoop(

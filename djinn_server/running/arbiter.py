@@ -568,7 +568,7 @@ class Arbiter:
     def _decide(self, choice: TemplateChoice, tried: Candidate, ratio: float) -> None:
         tried.ratio = ratio
         if ratio > self._limits.max_ratio:
-            choice.refuse(tried, f"the strategy takes {ratio:.2f} of the time op by op")
+            choice.refuse(tried, f"the strategy takes {ratio:.2f} times as long as the ops one by one")
         else:
             tried.used = True
             _log_decision(choice, tried, "a template runs by another strategy", time_ratio=round(ratio, 3))

@@ -265,7 +265,7 @@ class PrefixRun:
         if (resizing := _RESIZING.get(step.op)) is not None:
             return resizing(self, _arguments_by_name(step, self.env), _arguments_by_name(step, self.before))
         if not self._same_numbers(step):
-            raise NoSharedPrefixError(f"the numbers of {step.op} differ")
+            raise NoSharedPrefixError(f"the numbers given to {step.op} differ from those of the earlier run")
         if (rule := _RULES.get(step.op)) is not None:
             return rule(self, step.function, _arguments_by_name(step, self.env))
         if step.returns_list or not _is_pointwise(step.op):

@@ -232,7 +232,7 @@ class UploadAssembly:
         pending_bytes = parts + self.reading_bytes
         if ledger is not None and pending_bytes + size > ledger.limit:
             raise torch.OutOfMemoryError(
-                f"{pending_bytes:,} bytes of other uploads are pending; the memory limit is {ledger.limit:,} bytes"
+                f"{size:,} bytes cannot be received: {pending_bytes:,} bytes of other uploads are pending, and the memory limit is {ledger.limit:,} bytes. Send less at a time"
             )
 
     def _allocate(self, upload: UploadPart) -> torch.Tensor | None:

@@ -522,7 +522,9 @@ class WeightReader:
             raise
         except Exception as error:
             _log.exception("a weight source failed", source=source.name, address=address)
-            raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
+            raise WeightsUnavailable(
+                f"{address!r} cannot be opened: {type(error).__name__}; see the server's log"
+            ) from error
         opened = _read_opened(address, files, self._formats)
         return attrs.evolve(opened, replaceable=self._replaceable(files))
 
@@ -536,7 +538,7 @@ def _read_opened(address: str, files: Sequence[WeightFile], formats: Sequence[We
         raise
     except Exception as error:
         _log.exception("a weight format failed", address=address)
-        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
+        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}; see the server's log") from error
 
 
 def _with_headers(address: str, files_with_headers: Sequence[tuple[WeightFile, str, FileHeader]]) -> OpenedWeights:
@@ -546,7 +548,9 @@ def _with_headers(address: str, files_with_headers: Sequence[tuple[WeightFile, s
         metadata |= header.metadata
         for name, entry in header.tensors.items():
             if len(name) > limits.STORED_NAME:
-                raise WeightsUnavailable(f"the name of a tensor at {address!r} has {len(name):,} characters")
+                raise WeightsUnavailable(
+                    f"the name of a tensor at {address!r} has {len(name):,} characters; the limit is {limits.STORED_NAME:,}"
+                )
             if name in tensors:
                 raise WeightsUnavailable(f"{address!r} has the tensor {name!r} twice: name one of its files")
             tensors[name] = TensorLocation(file, version, entry)
@@ -583,7 +587,7 @@ def _read_range(
         raise
     except Exception as error:
         _log.exception("a weight source failed", address=address)
-        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
+        raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}; see the server's log") from error
     if not unchanged:
         raise WeightsUnavailable(_changed_text(address))
     return data

@@ -197,7 +197,7 @@ def test_session_ended_during_reconnect_leaves_no_file(tmp_path):
         path.unlink()
         return ""
 
-    with pytest.raises(SessionLost, match="ended meanwhile"):
+    with pytest.raises(SessionLost, match="ended while its journal was read"):
         leases.recover(connected_pair()[1], Resume("session", OWNER.secret, 0), ended)
     assert not path.exists()
 

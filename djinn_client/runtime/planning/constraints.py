@@ -50,8 +50,8 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
         matching = [d for n, d in enumerate(devices) if name in {"", str(n), d, d.partition("/")[2]}]
         if not matching:
             raise ConfigurationError(
-                f"the setting memory_limits names the device {name!r}. Use one of {', '.join(devices)}, or a number from 0 to "
-                f"{len(devices) - 1}"
+                f"the setting memory_limits names the device {name!r}, which is not available. Use one of {', '.join(devices)}, "
+                f"or a number from 0 to {len(devices) - 1}"
             )
         limits |= {device: min(size, limits.get(device, size)) for device in matching}
     return limits

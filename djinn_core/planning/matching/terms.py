@@ -57,7 +57,7 @@ class Term(ABC):
         Raises:
             TypeError: the term has no operands.
         """
-        raise TypeError(f"nothing can flow into a {type(self).__name__}, so no {type(before).__name__} can")
+        raise TypeError(f"nothing can flow into a {type(self).__name__}: put no {type(before).__name__} before it")
 
 
 @attrs.frozen(eq=False)

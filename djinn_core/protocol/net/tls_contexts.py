@@ -211,7 +211,7 @@ def _load_identity(context: ssl.SSLContext, tls: TlsOptions) -> None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a passphrase, which Djinn cannot ask for")
+    raise ValueError("the key is protected by a passphrase, which Djinn cannot ask for: store it without one")
 
 
 def _load_authority(context: ssl.SSLContext, authority: Path) -> None:

@@ -214,7 +214,7 @@ class HttpConnection(StreamConnection):
 
     def _ask(self) -> None:
         if self._deserted:
-            raise TransportError("the server cannot be reached any more")
+            raise TransportError(f"{self.peer} cannot be reached any more")
         self._receive.request(dialect.RECEIVE, self._headers(self._answered))
         self._asked = True
 

@@ -113,7 +113,7 @@ def _without_out(func: Any) -> Any:
         if [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == signature:
             return candidate
     raise UnsupportedOperation(
-        f"{func.name()} cannot run on {DEVICE_NAME} with non-strided tensors: PyTorch has no such op without out="
+        f"{func.name()} cannot run on {DEVICE_NAME} with non-strided tensors, because PyTorch has no overload of it without `out`. Move the tensors to the CPU first"
     )
 
 

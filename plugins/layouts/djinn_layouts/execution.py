@@ -217,10 +217,13 @@ def _make_nested_view(
         torch.tensor([int(n) for n in flat], dtype=torch.int64).reshape(-1, dims) for flat in (numbers, steps)
     )
     offsets = torch.tensor([int(n) for n in starts], dtype=torch.int64)
+    if not memory.is_contiguous():
+        raise RuntimeError("the memory of a nested view must be contiguous")
     for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
-        is_inside = min(size, default=0) == 0 or offset + extent(size, stride) <= memory.numel()
-        if min(*size, *stride, offset) < 0 or not is_inside or not memory.is_contiguous():
-            raise RuntimeError("a component of a nested view exceeds the memory of the view")
+        if min(*size, *stride, offset) < 0:
+            raise RuntimeError(f"a nested view has a negative number: sizes {size}, strides {stride}, offset {offset}")
+        if min(size) > 0 and (end := offset + extent(size, stride)) > memory.numel():
+            raise RuntimeError(f"a nested view needs {end} elements of memory, but has {memory.numel()}")
     return torch_layouts.nested_of_memory(memory, sizes, strides, offsets)
 
 

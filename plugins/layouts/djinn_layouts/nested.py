@@ -319,7 +319,7 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
     """Return the gradient of `to_padded_tensor`: the elements without padding."""
     padded, sizes = args[0], args[1].tolist()
     if len(args) > 2 and args[2]:
-        raise UnsupportedOperation(f"aten::_nested_from_padded cannot transpose on {DEVICE_NAME}")
+        raise UnsupportedOperation(f"aten::_nested_from_padded cannot transpose on {DEVICE_NAME}. Run it on the CPU")
     pieces = [padded[(i, *(slice(n) for n in size))].reshape(-1) for i, size in enumerate(sizes)]
     return wrap_nested(torch.cat(pieces), tuple(tuple(size) for size in sizes))  # type: ignore[arg-type]
 
@@ -329,8 +329,8 @@ def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> An
     padded, mask, must_be_aligned = args[0], args[1], args[2] if len(args) > 2 else True
     if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
         raise RuntimeError(
-            f"Expected mask to be of ScalarType Bool and of the size of the input without its last dimension, which has three, but got {mask.dtype} "
-            f"of {tuple(mask.shape)} and an input of {tuple(padded.shape)}"
+            f"Expected an input of three dimensions, and a mask of ScalarType Bool with its first two sizes, but got an input of "
+            f"shape {tuple(padded.shape)}, and a {mask.dtype} mask of shape {tuple(mask.shape)}"
         )
     local_mask = mask.cpu()
     counts = local_mask.sum(1)

@@ -89,7 +89,7 @@ def _device_id(device: str, devices: Sequence[str], pattern: str) -> str:
     if device.isdecimal() and int(device) < len(devices):
         return devices[int(device)]
     raise InvalidStage(
-        f"the pin {pattern!r} names the device {device!r}; the devices are {', '.join(devices)} (or 0 to {len(devices) - 1})"
+        f"the pin {pattern!r} names the device {device!r}, which is not available. Use one of {', '.join(devices)}, or a number from 0 to {len(devices) - 1}"
     )
 
 

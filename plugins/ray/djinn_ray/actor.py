@@ -138,7 +138,7 @@ class RayHandle(ExecutorHandle):
         except exceptions.RayActorError as error:
             raise StartupError(_reason(error)) from error
         except Exception as error:  # Ray raises various errors after the cluster was left
-            raise StartupError(f"the Ray cluster does not answer: {_line(error)}") from error
+            raise StartupError(f"the Ray cluster does not answer: {_line(error)}. See `ray status`") from error
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method of the holder without waiting. Do nothing if the holder has ended."""

@@ -91,7 +91,7 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
     if len(places) != len(opening.beside) or any(place >= count for place in places):
         raise ProtocolError("buffers sent over UCX have invalid positions in the frame")
     if any(length < MIN_BULK_BYTES for length in places.values()):
-        raise ProtocolError("a buffer sent over UCX is smaller than the minimum")
+        raise ProtocolError(f"a buffer sent over UCX is smaller than {MIN_BULK_BYTES:,} bytes")
     inline_buffers = iter(inline)
     return Layout(tuple(places[n] if n in places else next(inline_buffers) for n in range(count)))
 

@@ -130,7 +130,7 @@ class PublishedWeights(NamingSource):
             raise WeightsUnavailable(f"{requested_name!r} cannot be opened: {error.strerror or error}") from error
         name = requested_name.partition("@")[0]
         raise WeightsUnavailable(
-            f"nothing is published as {name!r}"
+            f"nothing is published as {name!r}; see `djinn published`"
             if name == requested_name
             else f"the weights that were published as {name!r} have been replaced or removed, or have expired"
         )

@@ -48,7 +48,7 @@ class DiskLibraryCache:
             path = private_directory(self._directory, "compiled programs") / self._name(packed)
             content = path.read_bytes()
         except (OSError, DjinnError) as error:
-            _log.debug("no compiled library is cached", error=str(error))
+            _log.debug("a compiled library is not in the cache", error=str(error))
             return None
         library = content[_CHECKSUM_BYTES:]
         if content[:_CHECKSUM_BYTES] != _checksum(library):

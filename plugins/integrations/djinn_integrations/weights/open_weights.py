@@ -346,7 +346,7 @@ def write_weights(
         return write_weights(copies_on_one_executor, address, metadata, seconds)
     if outcome.poisoned:
         remote_tensors[outcome.poisoned].cpu()  # raises the op's error
-        raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
+        raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed, so nothing was saved")
     return outcome.nbytes
 
 

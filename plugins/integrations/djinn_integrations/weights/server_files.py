@@ -266,7 +266,7 @@ class _Decoder(msgspec.Struct):
             return torch.device(inner)
         if kind == "dtype":
             return dtype_from_name(inner)
-        raise ValueError(f"it has a {kind!r}")
+        raise ValueError(f"it has an entry of the unknown kind {kind!r}")
 
     def _tensor(self, text: Mapping[str, Any]) -> torch.Tensor:
         name = text["tensor"]

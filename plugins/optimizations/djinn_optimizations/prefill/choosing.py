@@ -80,7 +80,7 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
     planning = PLANNING_PER_NODE * len(context.graph.nodes) * len(ends) / AMORTIZING_RUNS
     if seconds + planning > min(MAX_TIME_RATIO, 1 - context.margin) * one_device:
         raise NotDivisible(
-            f"split, {rows.rows} rows would take {seconds * 1000.0:.3g} ms; on one device {one_device * 1000.0:.3g} ms"
+            f"{rows.rows} rows would take {seconds * 1000.0:.3g} ms if split, and {one_device * 1000.0:.3g} ms on one device"
         )
     sizes = " and ".join(str(end - start) for start, end in zip((0, *ends), ends, strict=False))
     return ChunkChoice(

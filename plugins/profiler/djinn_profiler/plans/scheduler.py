@@ -139,5 +139,5 @@ class Scheduler:
 
 def _schedule_of(result: PipelineResult) -> ExecutionSchedule:
     if result.schedule is None:
-        raise AssertionError("a request needs until='schedule'")
+        raise AssertionError("the plan has no schedule: the request needs until='schedule'")
     return result.schedule

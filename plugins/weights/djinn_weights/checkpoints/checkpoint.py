@@ -66,7 +66,7 @@ class _Archive:
         if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
             raise ValueError(f"the record {name[:200]!r} is compressed: save it with torch.save")
         if record.flag_bits & _ENCRYPTED:
-            raise ValueError(f"the record {name[:200]!r} is encrypted")
+            raise ValueError(f"the record {name[:200]!r} is encrypted: save it with torch.save")
         return record
 
 

@@ -108,7 +108,7 @@ class _Flattener:
             if path in self._tensors:
                 raise ValueError(f"the file has the tensor {path[:200]!r} twice")
             if len(path) > MAX_NAME_LENGTH or len(self._tensors) >= MAX_TENSORS:
-                raise ValueError("the file has too many tensors, or names that are too long")
+                raise ValueError(f"over {MAX_TENSORS:,} tensors, or a name of over {MAX_NAME_LENGTH:,} characters")
             self._tensors[path] = value
         elif isinstance(value, (dict, list, tuple)):
             self._value_count += 1 + len(
@@ -121,7 +121,7 @@ class _Flattener:
                 if isinstance(item, (PickledTensor, dict, list, tuple)):
                     text = str(key)
                     if len(text) > MAX_NAME_LENGTH:
-                        raise ValueError("the file has a name that is too long")
+                        raise ValueError(f"the file has a name of over {MAX_NAME_LENGTH:,} characters")
                     self._add(f"{path}.{text}" if path else text, item, depth + 1)
 
 

@@ -116,7 +116,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
         if key == "general.alignment":
             alignment = value if isinstance(value, int) else 0
     if tensors > MAX_TENSORS or not 0 < alignment <= HEADER_LIMIT:
-        raise ValueError("the file has too many tensors, or an invalid alignment")
+        raise ValueError(f"the file has too many tensors ({tensors:,}), or an invalid alignment ({alignment:,})")
     infos = [_read_tensor_info(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
     entries = dict[str, HeaderEntry]()
@@ -133,7 +133,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
 def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = reader.read_text(), reader.read_number(_U32)
     if dimensions > MAX_DIMENSIONS:
-        raise ValueError(f"the tensor {name[:200]!r} has {dimensions} dimensions")
+        raise ValueError(f"the tensor {name[:200]!r} has {dimensions} dimensions; the limit is {MAX_DIMENSIONS}")
     sizes = [reader.read_number(_U64) for _ in range(dimensions)]
     return name, tuple(reversed(sizes)), reader.read_number(_U32), reader.read_number(_U64)
 

@@ -131,7 +131,7 @@ class Downloads:
         self.cache.mkdir(parents=True, exist_ok=True)
         folder, index, files = select_files(sizes, path, suffixes)
         if index and sizes[index] > _INDEX_LIMIT:
-            raise WeightsUnavailable(f"the index of {name!r} is too long")
+            raise WeightsUnavailable(f"the index of {name!r} has {sizes[index]:,} bytes; the limit is {_INDEX_LIMIT:,}")
         if index:
             shard_files = {
                 shard

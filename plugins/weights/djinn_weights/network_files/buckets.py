@@ -108,7 +108,7 @@ class BucketSource(WeightSource):
         except FileNotFoundError:
             raise WeightsUnavailable(f"the bucket has no object or folder {address!r}") from None
         if not entry or len(entry) > _MAX_FILES:
-            raise WeightsUnavailable(f"{address!r} has {len(entry) or 'no'} weight files; the limit is {_MAX_FILES:,}")
+            raise WeightsUnavailable(f"{address!r} has {len(entry) or 'no'} weight files: name 1 to {_MAX_FILES:,}")
         return [BucketFile(self._system(), info, self._pieces) for info in entry]
 
     def _system(self) -> Any:

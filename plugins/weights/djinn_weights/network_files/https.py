@@ -253,7 +253,7 @@ def _shards(index: HttpsFile) -> list[str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WeightsUnavailable(f"{index.name!r} is not an index of shards") from None
     if len(names) > _MAX_FILES or not all(_SHARD.fullmatch(name) for name in names):
-        raise WeightsUnavailable(f"the index {index.name!r} names a shard outside its folder, or too many shards")
+        raise WeightsUnavailable(f"the index {index.name!r} has over {_MAX_FILES:,} shards, or one outside its folder")
     return names
 
 
