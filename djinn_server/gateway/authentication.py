@@ -19,7 +19,7 @@ from djinn_server.rate_limit import LogRateLimit
 
 _UNKNOWN: Final = Denial(
     "this server does not know the token, or it was revoked: ask the server's operator for a new one. The operator finds the "
-    "server's own token in the connection file, and those of tenants with `djinn token list`",
+    "server's own token in the connection file, and makes tokens of tenants with `djinn token create`",
     "token",
 )
 FAILED: Final = Denial(

@@ -246,6 +246,7 @@ def test_interrupt_waits_until_program_is_sent(round_robin_pool, monkeypatch):
         state.sum().item()
     assert torch.equal(state.cpu(), expected)
     assert torch.equal((doubled + 1).cpu(), torch.full((4,), 3.0))
+    djinn.synchronize()  # the reply of the executor that was not fetched from may be under way
     assert not any(
         member.replies.pending or member.replies._early_replies for member in round_robin_pool.executors.members
     )

@@ -291,7 +291,7 @@ def dial_tls(sock: socket.socket, tls: TlsOptions, host: str, timeout: float) ->
         sock.close()
         raise TransportError(
             f"the certificate of {host} cannot be trusted: {error.verify_message}. Name its authority with the setting "
-            "tls_authority, or its fingerprint with tls_fingerprints: `djinn serve` prints it, and `djinn login` asks about it"
+            "tls_authority, or its fingerprint with tls_fingerprints: `djinn serve` prints it, and `djinn login` asks about it in a terminal"
         ) from error
     except TransportError:
         sock.close()
